@@ -1,0 +1,54 @@
+"""The model families that statedrift knows: one file of facts each.
+
+Rules
+- A family's file says its dimensions, its weights, its state rows, and how the same weights are named in GGUF and in
+  Transformers; it computes no output (the oracle and the implementation have one forward each).
+- Nothing here imports gguf, torch or transformers: facts are plain data.
+"""
+
+from ..errors import UsageError
+from ..models import Model
+from .family import Dimensions, Family, RowWidths, TensorFact
+from .lfm2 import LFM2
+from .mamba2 import MAMBA2
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2)}
+
+__all__ = ["FAMILIES", "Dimensions", "Family", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
+
+
+def family_of(model: Model) -> Family:
+    """The family that `model` names. Raises UsageError for an unknown one."""
+    if model.family not in FAMILIES:
+        raise UsageError(f"unknown family `{model.family}`; there are {', '.join(FAMILIES)}")
+    return FAMILIES[model.family]
+
+
+def dimensions_of(model: Model) -> Dimensions:
+    """All dimensions of `model`: the family's defaults with the model's changes.
+
+    Raises UsageError for a dimension the family does not have, a value out of bounds, or a combination that makes no model.
+    """
+    family = family_of(model)
+    dimensions = dict(family.defaults)
+    for name, value in model.dimensions:
+        if name not in dimensions:
+            raise UsageError(f"family {family.name} has no dimension `{name}`; it has {', '.join(dimensions)}")
+        low, high = family.bounds.get(name, (1, 4096))
+        if not low <= value <= high:
+            raise UsageError(f"dimension `{name}` must be from {low} to {high}, not {value}")
+        dimensions[name] = value
+    family.check(dimensions)
+    parameters = sum(tensor.size for tensor in family.tensors(dimensions))
+    if parameters > PARAMETERS_MAX:
+        raise UsageError(f"model {model.family} with these dimensions has {parameters} parameters; at most {PARAMETERS_MAX} are allowed")
+    return dimensions
+
+
+PARAMETERS_MAX = 1 << 25
+"""Bound on a model's parameters: toy models stay toys."""
+
+
+def doubled(model: Model) -> Model:
+    """The same family and seed with doubled width (`n_embd`): its saved states are foreign to `model`'s."""
+    return family_of(model).doubled(model)

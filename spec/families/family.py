@@ -1,0 +1,79 @@
+"""What a family's file has to say.
+
+Rules
+- Weight names are ours, written in full; matrices are [out, in], as in Transformers.
+- `layer` in a weight name is `layers.<index>.<name>`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ..models import Model
+
+Dimensions = Mapping[str, int]
+Weights = Mapping[str, np.ndarray]
+
+Draw = Literal["normal", "uniform"]
+
+
+class TensorFact(msgspec.Struct, frozen=True):
+    """One weight: its shape, and the distribution it is drawn from.
+
+    normal: offset + scale * N(0, 1); uniform: offset + scale * U(0, 1). All weights are float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    draw: Draw
+    scale: float
+    offset: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class RowWidths(NamedTuple):
+    """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp."""
+
+    convolution: int
+    recurrent: int
+
+
+class Family(msgspec.Struct, frozen=True):
+    """The facts of one family.
+
+    name               the word in program text, also llama.cpp's architecture name where it has one
+    title              one line for people
+    defaults, bounds   dimensions at toy size, and allowed ranges where they differ from 1..4096
+    check              raises UsageError when the dimensions make no model
+    tensors            every weight
+    recurrent_layers   indices of layers with a recurrent or convolution state
+    attention_layers   indices of layers with an attention cache
+    row_widths         of every recurrent layer
+    doubled            the model with doubled width
+    gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int
+    gguf_tensors       llama.cpp's tensor names -> float32 arrays in GGUF's (numpy) orientation
+    transformers_class, transformers_configuration, state_dict
+                       the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays)
+    """
+
+    name: str
+    title: str
+    defaults: dict[str, int]
+    bounds: dict[str, tuple[int, int]]
+    check: Callable[[Dimensions], None]
+    tensors: Callable[[Dimensions], tuple[TensorFact, ...]]
+    recurrent_layers: Callable[[Dimensions], tuple[int, ...]]
+    attention_layers: Callable[[Dimensions], tuple[int, ...]]
+    row_widths: Callable[[Dimensions], RowWidths]
+    doubled: Callable[[Model], Model]
+    gguf_metadata: Callable[[Dimensions], dict[str, Any]]
+    gguf_tensors: Callable[[Dimensions, Weights], dict[str, np.ndarray]]
+    transformers_class: str
+    transformers_configuration: Callable[[Dimensions], dict[str, Any]]
+    state_dict: Callable[[Dimensions, Weights], dict[str, np.ndarray]]

@@ -1,0 +1,176 @@
+"""lfm2: a hybrid of gated short convolutions and grouped-query attention with q/k norm, RoPE and SwiGLU feed-forward layers.
+
+Every `attention_period`-th layer, the first of them at index attention_period - 1, is attention; the others are short convolutions.
+Sources: Transformers' Lfm2ForCausalLM; llama.cpp's src/models/lfm2.cpp.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..errors import UsageError
+from ..models import Model
+from .family import Dimensions, Family, RowWidths, TensorFact, Weights
+
+NORM_EPSILON = 1e-5
+ROPE_THETA = 10000.0
+
+
+def head_size(dimensions: Dimensions) -> int:
+    """Channels of one attention head."""
+    return dimensions["n_embd"] // dimensions["n_head"]
+
+
+def _check(dimensions: Dimensions) -> None:
+    if dimensions["n_embd"] % (2 * dimensions["n_head"]) or dimensions["n_head"] % dimensions["n_head_kv"]:
+        raise UsageError("lfm2 needs n_embd divisible by 2 * n_head, and n_head divisible by n_head_kv")
+
+
+def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
+    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
+
+
+def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
+    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
+
+
+def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
+    n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
+    n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
+    scale = 1 / math.sqrt(n_embd)
+    attention = _attention_layers(dimensions)
+    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    for layer in range(dimensions["n_layer"]):
+        prefix = f"layers.{layer}."
+        facts.append(TensorFact(prefix + "operator_norm", (n_embd,), "normal", 0.1, 1.0))
+        if layer in attention:
+            facts += [
+                TensorFact(prefix + "q_projection", (n_embd, n_embd), "normal", scale),
+                TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", scale),
+                TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", scale),
+                TensorFact(prefix + "q_norm", (head_size(dimensions),), "normal", 0.1, 1.6),
+                TensorFact(prefix + "k_norm", (head_size(dimensions),), "normal", 0.1, 1.6),
+                TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 2 * scale),
+            ]
+        else:
+            facts += [
+                TensorFact(prefix + "in_projection", (3 * n_embd, n_embd), "normal", scale),
+                TensorFact(prefix + "convolution", (n_embd, dimensions["l_cache"]), "normal", 0.5),
+                TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", scale),
+            ]
+        facts += [
+            TensorFact(prefix + "ffn_norm", (n_embd,), "normal", 0.1, 1.0),
+            TensorFact(prefix + "ffn_gate", (n_ff, n_embd), "normal", scale),
+            TensorFact(prefix + "ffn_up", (n_ff, n_embd), "normal", scale),
+            TensorFact(prefix + "ffn_down", (n_embd, n_ff), "normal", 1 / math.sqrt(n_ff)),
+        ]
+    facts += [
+        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
+        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", scale),
+    ]
+    return tuple(facts)
+
+
+def _doubled(model: Model) -> Model:
+    changed = dict(model.dimensions)
+    changed["n_embd"] = 2 * changed.get("n_embd", LFM2.defaults["n_embd"])
+    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
+
+
+def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
+    attention = _attention_layers(dimensions)
+    return {
+        "general.architecture": "lfm2",
+        "lfm2.vocab_size": dimensions["n_vocab"],
+        "lfm2.context_length": 1 << 20,
+        "lfm2.embedding_length": dimensions["n_embd"],
+        "lfm2.block_count": dimensions["n_layer"],
+        "lfm2.feed_forward_length": dimensions["n_ff"],
+        "lfm2.attention.head_count": dimensions["n_head"],
+        "lfm2.attention.head_count_kv": [dimensions["n_head_kv"] if layer in attention else 0 for layer in range(dimensions["n_layer"])],
+        "lfm2.attention.layer_norm_rms_epsilon": NORM_EPSILON,
+        "lfm2.rope.freq_base": ROPE_THETA,
+        "lfm2.shortconv.l_cache": dimensions["l_cache"],
+    }
+
+
+def _gguf_tensors(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:
+    tensors = {
+        "token_embd.weight": weights["token_embedding"],
+        "token_embd_norm.weight": weights["output_norm"],
+        "output.weight": weights["output"],
+    }
+    names = {
+        "operator_norm": "attn_norm", "q_projection": "attn_q", "k_projection": "attn_k", "v_projection": "attn_v",
+        "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "ffn_norm": "ffn_norm", "ffn_gate": "ffn_gate", "ffn_up": "ffn_up",
+        "ffn_down": "ffn_down", "in_projection": "shortconv.in_proj", "convolution": "shortconv.conv",
+    }  # fmt: skip
+    attention = _attention_layers(dimensions)
+    for layer in range(dimensions["n_layer"]):
+        prefix = f"layers.{layer}."
+        for name, gguf_name in (names | {"out_projection": "attn_output" if layer in attention else "shortconv.out_proj"}).items():
+            if prefix + name in weights:
+                tensors[f"blk.{layer}.{gguf_name}.weight"] = weights[prefix + name]
+    return tensors
+
+
+def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
+    attention = _attention_layers(dimensions)
+    return {
+        "vocab_size": dimensions["n_vocab"],
+        "hidden_size": dimensions["n_embd"],
+        "intermediate_size": dimensions["n_ff"],
+        "num_hidden_layers": dimensions["n_layer"],
+        "num_attention_heads": dimensions["n_head"],
+        "num_key_value_heads": dimensions["n_head_kv"],
+        "norm_eps": NORM_EPSILON,
+        "rope_theta": ROPE_THETA,
+        "conv_L_cache": dimensions["l_cache"],
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+        "tie_word_embeddings": False,
+        "layer_types": ["full_attention" if layer in attention else "conv" for layer in range(dimensions["n_layer"])],
+    }
+
+
+def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:
+    state = {
+        "model.embed_tokens.weight": weights["token_embedding"],
+        "model.embedding_norm.weight": weights["output_norm"],
+        "lm_head.weight": weights["output"],
+    }
+    names = {
+        "operator_norm": "operator_norm", "q_projection": "self_attn.q_proj", "k_projection": "self_attn.k_proj",
+        "v_projection": "self_attn.v_proj", "q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm",
+        "in_projection": "conv.in_proj", "convolution": "conv.conv", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
+    }  # fmt: skip
+    attention = _attention_layers(dimensions)
+    for layer in range(dimensions["n_layer"]):
+        prefix = f"layers.{layer}."
+        for name, their_name in (names | {"out_projection": "self_attn.out_proj" if layer in attention else "conv.out_proj"}).items():
+            if prefix + name in weights:
+                array = weights[prefix + name]
+                state[f"model.{prefix}{their_name}.weight"] = array[:, None, :] if name == "convolution" else array
+    return state
+
+
+LFM2 = Family(
+    name="lfm2",
+    title="LFM2: hybrid, gated short convolutions and grouped-query attention",
+    defaults={"n_vocab": 64, "n_embd": 32, "n_layer": 4, "n_head": 2, "n_head_kv": 1, "n_ff": 48, "l_cache": 3, "attention_period": 3},
+    bounds={"n_vocab": (8, 65536), "n_layer": (1, 64), "l_cache": (2, 8), "attention_period": (1, 64)},
+    check=_check,
+    tensors=_tensors,
+    recurrent_layers=_recurrent_layers,
+    attention_layers=_attention_layers,
+    row_widths=lambda dimensions: RowWidths(dimensions["n_embd"] * (dimensions["l_cache"] - 1), 0),
+    doubled=_doubled,
+    gguf_metadata=_gguf_metadata,
+    gguf_tensors=_gguf_tensors,
+    transformers_class="Lfm2ForCausalLM",
+    transformers_configuration=_transformers_configuration,
+    state_dict=_state_dict,
+)

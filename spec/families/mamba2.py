@@ -1,0 +1,162 @@
+"""mamba2: a pure recurrent model (Mamba-2), every layer a causal convolution and a state-space scan.
+
+Sources: Dao and Gu 2024 (arXiv:2405.21060); Transformers' Mamba2ForCausalLM; llama.cpp's src/models/mamba2.cpp and mamba-base.cpp.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..errors import UsageError
+from ..models import Model
+from .family import Dimensions, Family, RowWidths, TensorFact, Weights
+
+NORM_EPSILON = 1e-5
+
+
+def convolution_channels(dimensions: Dimensions) -> int:
+    """Channels of the causal convolution: x, B and C side by side."""
+    return dimensions["d_inner"] + 2 * dimensions["n_group"] * dimensions["d_state"]
+
+
+def _check(dimensions: Dimensions) -> None:
+    if dimensions["d_inner"] % dimensions["n_head"] or dimensions["n_head"] % dimensions["n_group"]:
+        raise UsageError("mamba2 needs d_inner divisible by n_head, and n_head divisible by n_group")
+    if dimensions["d_inner"] % dimensions["n_embd"]:
+        raise UsageError("mamba2 needs d_inner divisible by n_embd")
+
+
+def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
+    n_embd, d_inner, n_head = dimensions["n_embd"], dimensions["d_inner"], dimensions["n_head"]
+    channels = convolution_channels(dimensions)
+    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    for layer in range(dimensions["n_layer"]):
+        prefix = f"layers.{layer}."
+        facts += [
+            TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0),
+            TensorFact(prefix + "in_projection", (d_inner + channels + n_head, n_embd), "normal", 1 / math.sqrt(n_embd)),
+            TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.5),
+            TensorFact(prefix + "convolution_bias", (channels,), "normal", 0.05),
+            TensorFact(prefix + "dt_bias", (n_head,), "uniform", 0.7, 0.3),
+            TensorFact(prefix + "a_log", (n_head,), "uniform", 2.4, -3.9),
+            TensorFact(prefix + "d", (n_head,), "normal", 0.1, 1.0),
+            TensorFact(prefix + "gated_norm", (d_inner,), "normal", 0.1, 1.0),
+            TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 1 / math.sqrt(d_inner)),
+        ]
+    facts += [
+        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
+        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1 / math.sqrt(n_embd)),
+    ]
+    return tuple(facts)
+
+
+def _doubled(model: Model) -> Model:
+    changed = dict(model.dimensions)
+    for name in ("n_embd", "d_inner", "n_head"):
+        changed[name] = 2 * changed.get(name, MAMBA2.defaults[name])
+    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
+
+
+def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
+    return {
+        "general.architecture": "mamba2",
+        "mamba2.vocab_size": dimensions["n_vocab"],
+        "mamba2.context_length": 1 << 20,
+        "mamba2.embedding_length": dimensions["n_embd"],
+        "mamba2.block_count": dimensions["n_layer"],
+        "mamba2.feed_forward_length": 0,
+        "mamba2.attention.head_count": 0,
+        "mamba2.attention.layer_norm_rms_epsilon": NORM_EPSILON,
+        "mamba2.ssm.conv_kernel": dimensions["d_conv"],
+        "mamba2.ssm.inner_size": dimensions["d_inner"],
+        "mamba2.ssm.state_size": dimensions["d_state"],
+        "mamba2.ssm.time_step_rank": dimensions["n_head"],
+        "mamba2.ssm.group_count": dimensions["n_group"],
+    }
+
+
+def _gguf_tensors(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:
+    tensors = {
+        "token_embd.weight": weights["token_embedding"],
+        "output_norm.weight": weights["output_norm"],
+        "output.weight": weights["output"],
+    }
+    for layer in range(dimensions["n_layer"]):
+        source, prefix = f"layers.{layer}.", f"blk.{layer}."
+        decay = -np.exp(weights[source + "a_log"].astype(np.float64))
+        tensors |= {
+            prefix + "attn_norm.weight": weights[source + "norm"],
+            prefix + "ssm_in.weight": weights[source + "in_projection"],
+            prefix + "ssm_conv1d.weight": weights[source + "convolution"],
+            prefix + "ssm_conv1d.bias": weights[source + "convolution_bias"],
+            prefix + "ssm_dt.bias": weights[source + "dt_bias"],
+            prefix + "ssm_a": decay.astype(np.float32).reshape(-1, 1),
+            prefix + "ssm_d": weights[source + "d"].reshape(-1, 1),
+            prefix + "ssm_norm.weight": weights[source + "gated_norm"].reshape(dimensions["n_group"], -1),
+            prefix + "ssm_out.weight": weights[source + "out_projection"],
+        }
+    return tensors
+
+
+def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
+    return {
+        "vocab_size": dimensions["n_vocab"],
+        "hidden_size": dimensions["n_embd"],
+        "expand": dimensions["d_inner"] // dimensions["n_embd"],
+        "num_heads": dimensions["n_head"],
+        "head_dim": dimensions["d_inner"] // dimensions["n_head"],
+        "state_size": dimensions["d_state"],
+        "n_groups": dimensions["n_group"],
+        "conv_kernel": dimensions["d_conv"],
+        "num_hidden_layers": dimensions["n_layer"],
+        "layer_norm_epsilon": NORM_EPSILON,
+        "use_conv_bias": True,
+        "use_bias": False,
+        "tie_word_embeddings": False,
+        "chunk_size": 8,
+    }
+
+
+def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:
+    state = {
+        "backbone.embeddings.weight": weights["token_embedding"],
+        "backbone.norm_f.weight": weights["output_norm"],
+        "lm_head.weight": weights["output"],
+    }
+    for layer in range(dimensions["n_layer"]):
+        source, prefix = f"layers.{layer}.", f"backbone.layers.{layer}."
+        state |= {
+            prefix + "norm.weight": weights[source + "norm"],
+            prefix + "mixer.in_proj.weight": weights[source + "in_projection"],
+            prefix + "mixer.conv1d.weight": weights[source + "convolution"][:, None, :],
+            prefix + "mixer.conv1d.bias": weights[source + "convolution_bias"],
+            prefix + "mixer.dt_bias": weights[source + "dt_bias"],
+            prefix + "mixer.A_log": weights[source + "a_log"],
+            prefix + "mixer.D": weights[source + "d"],
+            prefix + "mixer.norm.weight": weights[source + "gated_norm"],
+            prefix + "mixer.out_proj.weight": weights[source + "out_projection"],
+        }
+    return state
+
+
+MAMBA2 = Family(
+    name="mamba2",
+    title="Mamba-2: pure recurrent, convolution and state-space scan in every layer",
+    defaults={"n_vocab": 64, "n_embd": 32, "n_layer": 3, "d_conv": 4, "d_inner": 64, "d_state": 16, "n_head": 4, "n_group": 1},
+    bounds={"n_vocab": (8, 65536), "n_layer": (1, 64), "d_conv": (2, 8)},
+    check=_check,
+    tensors=_tensors,
+    recurrent_layers=lambda dimensions: tuple(range(dimensions["n_layer"])),
+    attention_layers=lambda dimensions: (),
+    row_widths=lambda dimensions: RowWidths(
+        (dimensions["d_conv"] - 1) * convolution_channels(dimensions), dimensions["d_state"] * dimensions["d_inner"]
+    ),
+    doubled=_doubled,
+    gguf_metadata=_gguf_metadata,
+    gguf_tensors=_gguf_tensors,
+    transformers_class="Mamba2ForCausalLM",
+    transformers_configuration=_transformers_configuration,
+    state_dict=_state_dict,
+)

@@ -1,0 +1,30 @@
+"""Weights from a seed: the same numbers for the oracle, our implementation, llama.cpp and Transformers.
+
+Rules
+- Every tensor has its own generator, keyed by the family, the seed and the tensor's name, so that adding a tensor changes no other.
+- The draws never change for a given tensor fact: stored programs depend on them; a golden test pins a checksum per family.
+"""
+
+import functools
+import hashlib
+
+import numpy as np
+
+from .families import dimensions_of, family_of
+from .families.family import TensorFact
+from .models import Model
+
+
+def _draw(model: Model, fact: TensorFact) -> np.ndarray:
+    key = hashlib.blake2b(f"{model.family},{model.seed},{fact.name}".encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+    sample = generator.standard_normal(fact.shape) if fact.draw == "normal" else generator.random(fact.shape)
+    array: np.ndarray = (fact.offset + fact.scale * sample).astype(np.float32)
+    array.flags.writeable = False
+    return array
+
+
+@functools.lru_cache(maxsize=16)
+def weights_of(model: Model) -> dict[str, np.ndarray]:
+    """All weights of `model`: name -> read-only float32 array. Raises UsageError when the model's dimensions are bad."""
+    return {fact.name: _draw(model, fact) for fact in family_of(model).tensors(dimensions_of(model))}

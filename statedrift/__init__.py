@@ -1,0 +1,1 @@
+"""Statedrift finds where a cached recurrent state drifts from the truth."""
