@@ -150,7 +150,22 @@ class Reopen(Operation, frozen=True, tag="reopen", omit_defaults=True):
 
 
 AnyOperation = (
-    Decode | Cancel | Rollback | Remove | Drop | Share | Keep | Shift | Divide | Save | Restore | SaveAll | RestoreAll | Damage | Clear | Reopen
+    Decode
+    | Cancel
+    | Rollback
+    | Remove
+    | Drop
+    | Share
+    | Keep
+    | Shift
+    | Divide
+    | Save
+    | Restore
+    | SaveAll
+    | RestoreAll
+    | Damage
+    | Clear
+    | Reopen
 )
 
 OPERATION_NAMES: tuple[str, ...] = (

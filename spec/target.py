@@ -27,7 +27,7 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):
 
     guarantee, n_rs_seq   which rollbacks it must accept; n_rs_seq as the engine really took it (0: no snapshots)
     n_batch               most tokens in one decode
-    n_ctx                 attention cells a sequence (the pool is n_ctx * n_seq_max when unified); for a model without attention: no limit, 0
+    n_ctx                 attention cells a sequence (the pool is n_ctx * n_seq_max when unified); 0: no limit (a model without attention)
     coupled, cancel, shift, divide, save_all, partial, device, embeddings
                           the optional operations
     partial_share         share of a range

@@ -1,6 +1,8 @@
 """lfm2: a hybrid of gated short convolutions and grouped-query attention with q/k norm, RoPE and SwiGLU feed-forward layers.
 
 Every `attention_period`-th layer, the first of them at index attention_period - 1, is attention; the others are short convolutions.
+The weights are drawn so that every state row shows: attention is mild (small q and k norms) and its values large, so that each single cell
+of a long log weighs in. tests/quality/test_sensitivity.py holds them to it.
 Sources: Transformers' Lfm2ForCausalLM; llama.cpp's src/models/lfm2.cpp.
 """
 
@@ -49,15 +51,15 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             facts += [
                 TensorFact(prefix + "q_projection", (n_embd, n_embd), "normal", scale),
                 TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", scale),
-                TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", scale),
-                TensorFact(prefix + "q_norm", (head_size(dimensions),), "normal", 0.1, 1.6),
-                TensorFact(prefix + "k_norm", (head_size(dimensions),), "normal", 0.1, 1.6),
+                TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", 8 * scale),
+                TensorFact(prefix + "q_norm", (head_size(dimensions),), "normal", 0.1, 0.6),
+                TensorFact(prefix + "k_norm", (head_size(dimensions),), "normal", 0.1, 0.6),
                 TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 2 * scale),
             ]
         else:
             facts += [
                 TensorFact(prefix + "in_projection", (3 * n_embd, n_embd), "normal", scale),
-                TensorFact(prefix + "convolution", (n_embd, dimensions["l_cache"]), "normal", 0.5),
+                TensorFact(prefix + "convolution", (n_embd, dimensions["l_cache"]), "normal", 0.9),
                 TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", scale),
             ]
         facts += [

@@ -1,5 +1,9 @@
 """mamba2: a pure recurrent model (Mamba-2), every layer a causal convolution and a state-space scan.
 
+The weights are drawn so that every state row shows: B, C and x lean to one side (a positive convolution bias), so that no token leaves the
+recurrent state alone; decays halve a state in about two to eight tokens, so that a state one token late differs; the mixers outweigh what
+passes by them. tests/quality/test_sensitivity.py holds them to it.
+
 Sources: Dao and Gu 2024 (arXiv:2405.21060); Transformers' Mamba2ForCausalLM; llama.cpp's src/models/mamba2.cpp and mamba-base.cpp.
 """
 
@@ -36,14 +40,14 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         prefix = f"layers.{layer}."
         facts += [
             TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "in_projection", (d_inner + channels + n_head, n_embd), "normal", 1 / math.sqrt(n_embd)),
-            TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.5),
-            TensorFact(prefix + "convolution_bias", (channels,), "normal", 0.05),
-            TensorFact(prefix + "dt_bias", (n_head,), "uniform", 0.7, 0.3),
-            TensorFact(prefix + "a_log", (n_head,), "uniform", 2.4, -3.9),
-            TensorFact(prefix + "d", (n_head,), "normal", 0.1, 1.0),
+            TensorFact(prefix + "in_projection", (d_inner + channels + n_head, n_embd), "normal", 0.7 / math.sqrt(n_embd)),
+            TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.7),
+            TensorFact(prefix + "convolution_bias", (channels,), "normal", 0.05, 0.7),
+            TensorFact(prefix + "dt_bias", (n_head,), "uniform", 0.7, 1.0),
+            TensorFact(prefix + "a_log", (n_head,), "uniform", 1.1, -2.5),
+            TensorFact(prefix + "d", (n_head,), "normal", 0.1, 0.5),
             TensorFact(prefix + "gated_norm", (d_inner,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 1 / math.sqrt(d_inner)),
+            TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 2.5 / math.sqrt(d_inner)),
         ]
     facts += [
         TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),

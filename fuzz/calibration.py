@@ -1,0 +1,108 @@
+"""How far a target's outputs may be from the truth: its measured noise floor, and the tolerance that follows.
+
+Rules
+- The floor is the largest error over single-sequence decodings in fresh sessions, whole and token by token, with no state operation.
+  Several sequences and cut-up batches are tests, not calibration: an engine that gets them wrong must not blunt its own check.
+- tolerance = max(20 x floor, 1e-5). A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
+- A measured floor is remembered per target version and model, so that it is measured once on a machine.
+"""
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..spec.configuration import CacheConfiguration
+from ..spec.errors import UnavailableError
+from ..spec.models import Model, model_text
+from ..spec.operations import Decode, Item, Outputs
+from ..spec.programs import Program
+from ..store.campaigns import Noise
+from .execution import Run
+from .judgement import worst_error
+
+LOG_COUNT = 200
+LOG_TOKENS_MAX = 200
+TOLERANCE_MIN = 1e-5
+FLOORS_IN_TOLERANCE = 20.0
+TOLERANCE_MAX = 2e-3
+_CALIBRATION_SALT = 1 << 30
+
+
+def calibration_programs(model: Model) -> list[Program]:
+    """Two programs for every log, lengths 1..200: the log in one decode, and token by token. Every fourth pair asks for hidden states."""
+    programs = []
+    for number in range(LOG_COUNT):
+        length = 1 + number * (LOG_TOKENS_MAX - 1) // (LOG_COUNT - 1)
+        outputs: Outputs = "embeddings" if number % 4 == 3 else "all"
+        cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=256, outputs=outputs)
+        salt = _CALIBRATION_SALT + number
+        whole = (Decode((Item((0,), length, salt),)),)
+        single = tuple(Decode((Item((0,), 1, salt),)) for _ in range(length))
+        programs += [Program(model, cache, whole), Program(model, cache, single)]
+    return programs
+
+
+def measure_noise(model: Model, run_all: Callable[[Sequence[Program]], Sequence[Run]]) -> Noise:
+    """Measure the floor of a target for a model.
+
+    Raises UnavailableError ("could not test") when the target refuses plain decodings, or is too noisy to be judged.
+    """
+    programs = calibration_programs(model)
+    runs = run_all(programs)
+    for program, run in zip(programs, runs, strict=True):
+        if len(run.steps) != len(program.operations) or any(step.outcome.word != "accepted" for step in run.steps):
+            said = run.verdict.reason if run.verdict else next(step.outcome.detail for step in run.steps if step.outcome.word != "accepted")
+            raise UnavailableError(f"could not test {model_text(model)}: a plain decoding of one sequence failed ({said})")
+    return noise_of(worst_error(model, runs), model)
+
+
+def noise_of(floor: float, model: Model) -> Noise:
+    """The tolerance that follows from a floor. Raises UnavailableError when it is too high, or not a number."""
+    if not FLOORS_IN_TOLERANCE * floor <= TOLERANCE_MAX:
+        raise UnavailableError(
+            f"could not test {model_text(model)}: plain decodings of one sequence are off by {floor:.3g}; "
+            f"faults would hide in a tolerance of {FLOORS_IN_TOLERANCE:g} times that"
+        )
+    return Noise(floor, max(FLOORS_IN_TOLERANCE * floor, TOLERANCE_MIN), LOG_COUNT)
+
+
+def _memory_path() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "statedrift" / "noise-1.json"
+
+
+def _memory_key(target: str, version: str, model: Model) -> str:
+    return " | ".join([target, version, model_text(model), platform.machine(), platform.processor(), platform.node()])
+
+
+def remembered_noise(target: str, version: str, model: Model) -> Noise | None:
+    """What was measured before for this target, version and model; None when nothing was, or the memory cannot be read."""
+    try:
+        entries = json.loads(_memory_path().read_bytes())
+        return msgspec.convert(entries[_memory_key(target, version, model)], Noise)
+    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
+        return None
+
+
+def remember_noise(target: str, version: str, model: Model, noise: Noise) -> None:
+    """Keep a measurement; a memory that cannot be written is only slower."""
+    path = _memory_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            entries = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            entries = {}
+        if not isinstance(entries, dict):
+            entries = {}
+        entries[_memory_key(target, version, model)] = msgspec.to_builtins(noise)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(entries, file, indent=1)
+        os.replace(file.name, path)
+    except OSError:
+        return

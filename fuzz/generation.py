@@ -1,0 +1,60 @@
+"""Programs at random: one generator, fed by a seed (campaigns) or by Hypothesis (people's tests).
+
+Rules
+- `generate` is pure: the same seed and model give the same program on every machine and Python version. A golden test pins it.
+- Changing what a seed gives is allowed (programs are stored, not seeds), but it is a change of the golden file, made knowingly.
+- Hypothesis is imported only when its strategy is asked for.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..spec.errors import UsageError
+from ..spec.families import FAMILIES, family_of
+from ..spec.models import Model
+from ..spec.programs import OPERATIONS_MAX, Program
+from .choices import SeededChoices
+from .generation_operations import draw_program
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+OPERATIONS_PER_PROGRAM_MAX = 30
+
+
+def generate(seed: int, model: Model) -> Program:
+    """The program number `seed` for `model`: about 15 operations, at most 30.
+
+    The operations do not depend on the model's family but for its vocabulary and whether it has an attention cache that can be full.
+    Raises UsageError when the model is unknown or its dimensions are bad.
+    """
+    return draw_program(SeededChoices(seed, "program"), model, OPERATIONS_PER_PROGRAM_MAX)
+
+
+def model_for(seed: int, family: str) -> Model:
+    """The model that program number `seed` of `family` runs on: one of two, so that many programs can be judged together.
+
+    Raises UsageError for an unknown family.
+    """
+    model = Model(family, SeededChoices(seed, "model").pick((0, 0, 1)))
+    family_of(model)
+    return model
+
+
+def programs(families: Sequence[str] | None = None, max_operations: int = OPERATIONS_PER_PROGRAM_MAX) -> "SearchStrategy[Program]":
+    """A Hypothesis strategy of programs; they shrink to few operations, small numbers and the default configuration.
+
+    families        families to draw from, the simplest first; None: all
+    max_operations  most operations of a program, the closing decodes included
+    Raises UsageError for an unknown family, or a `max_operations` outside 1..10,000.
+    """
+    from .generation_strategy import program_strategy
+
+    chosen = tuple(FAMILIES if families is None else families)
+    if not chosen:
+        raise UsageError(f"`families` is empty; there are {', '.join(FAMILIES)}")
+    for family in chosen:
+        family_of(Model(family))
+    if not 1 <= max_operations <= OPERATIONS_MAX:
+        raise UsageError(f"`max_operations` must be from 1 to {OPERATIONS_MAX}, not {max_operations}")
+    return program_strategy(chosen, max_operations)

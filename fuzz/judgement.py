@@ -1,0 +1,97 @@
+"""Judge runs: compare every output row with the full recompute, for many programs at once.
+
+Rules
+- The first operation that went wrong decides, be it by its answer, a position or a row.
+- An output row `y` against its recompute `r`: err = max|y - r| / (1 + rms(r)); it is right only if err <= tolerance, so NaN is wrong.
+- Logs of all runs of one model go through one recompute.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..oracle.recompute import Request, recompute_of
+from ..spec.models import Model
+from ..spec.verdicts import Verdict
+from .execution import Run
+
+
+def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """err of every row; NaN or infinity in `rows` gives NaN or infinity.
+
+    rows   float32 [n, width], the target's
+    truth  float64 [n, width], finite
+    """
+    if rows.shape != truth.shape:
+        return np.full(len(rows), np.nan)
+    with np.errstate(all="ignore"):
+        scale = 1.0 + np.sqrt(np.mean(truth * truth, axis=1))
+        errors: np.ndarray = np.max(np.abs(rows.astype(np.float64) - truth), axis=1) / scale
+    return errors
+
+
+def span_errors(model: Model, runs: Sequence[Run]) -> list[list[np.ndarray]]:
+    """For every run and every one of its spans, the errors of its rows."""
+    requests = [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
+    truths = iter(recompute_of(model).rows(requests))
+    result = []
+    for run in runs:
+        errors = []
+        for span in run.spans:
+            data, width = run.rows[span.operation_index]
+            rows = np.frombuffer(data, dtype=np.float32).reshape(-1, width)[list(span.places)]
+            errors.append(row_errors(rows, next(truths)))
+        result.append(errors)
+    return result
+
+
+def judge(model: Model, runs: Sequence[Run], tolerance: float) -> list[Verdict]:
+    """The verdict of every run; all runs are of programs of `model`."""
+    return [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs), strict=True)]
+
+
+def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerance: float) -> Verdict:
+    wrong: list[tuple[int, int]] = []  # operation index, span number
+    for number, (span, span_error) in enumerate(zip(run.spans, errors, strict=True)):
+        if not np.all(span_error <= tolerance):
+            wrong.append((span.operation_index, number))
+    if not wrong:
+        return run.verdict or Verdict("ok", error=_largest(errors), tolerance=tolerance)
+    operation_index = min(wrong)[0]
+    numbers = [number for index, number in wrong if index == operation_index]
+    span_number = max(numbers, key=lambda number: _badness(errors[number]))
+    return _wrong_rows(run, span_number, errors[span_number], tolerance)
+
+
+def _badness(errors: np.ndarray) -> float:
+    return float("inf") if not np.all(np.isfinite(errors)) else float(errors.max())
+
+
+def _largest(errors: Sequence[np.ndarray]) -> float:
+    return max((float(span_error.max()) for span_error in errors if len(span_error)), default=0.0)
+
+
+def _wrong_rows(run: Run, span_number: int, errors: np.ndarray, tolerance: float) -> Verdict:
+    """The verdict for the worst span of the first wrong operation; its first wrong row gives the position."""
+    span = run.spans[span_number]
+    first = int(np.argmax(~(errors <= tolerance)))
+    finite = bool(np.all(np.isfinite(errors)))
+    what = "hidden states" if span.hidden else "logits"
+    error = float(errors.max()) if finite else float("nan")
+    reason = f"{what} off by {error:.3g} (tolerance {tolerance:.2g})" if finite else f"{what} are not finite where the recompute is"
+    return Verdict(
+        "wrong-output" if finite else "nonfinite",
+        span.operation_index,
+        span.sequence,
+        span.offset + span.indices[first],
+        span.relation,
+        error if finite else None,
+        tolerance,
+        reason=reason,
+    )
+
+
+def worst_error(model: Model, runs: Sequence[Run]) -> float:
+    """The largest error over all rows of all runs; NaN when any is not finite."""
+    flat = [errors for run_errors in span_errors(model, runs) for errors in run_errors if len(errors)]
+    return float(np.max(np.concatenate(flat))) if flat else 0.0

@@ -1,0 +1,400 @@
+"""Reduce a diverging program to the smallest one with the same signature.
+
+Rules
+- Every step keeps the coarse signature, and for wrong rows an error well above the tolerance, so that it does not drift to noise.
+- A candidate is always smaller by `cost`, so the search ends; it ends at a fixpoint (or at its time limit).
+- It does not slip to a finding that is already known: a candidate whose operations are those of a known finding is not taken.
+  If nothing else explains the program in the end, it was that finding, and says so.
+- Other signatures met on the way are kept for the caller.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import monotonic
+
+import msgspec
+
+from ..spec.configuration import CACHE_KEYS, CacheConfiguration
+from ..spec.errors import UsageError
+from ..spec.models import Model
+from ..spec.operations import (
+    AnyOperation,
+    Cancel,
+    Damage,
+    Decode,
+    Divide,
+    Drop,
+    Item,
+    Keep,
+    Remove,
+    Reopen,
+    Restore,
+    RestoreAll,
+    Rollback,
+    Save,
+    SaveAll,
+    Share,
+    Shift,
+    sequences_of,
+)  # fmt: skip
+from ..spec.programs import Program, check_program, program_text
+from .retrace import undocumented_uses
+from .signatures import fine_signature
+from .trial import Bench, Trial
+
+BATCH_CANDIDATES = 8
+ERROR_FLOOR_TOLERANCES = 10.0
+ERROR_FLOOR_SHARE = 0.1
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """What a program was reduced to.
+
+    trial      of the smallest program
+    signature  fine
+    known      the signature is one of those that were known before
+    tried      candidates that were run
+    others     one trial for each other coarse signature met on the way
+    undocumented_uses  that the program cannot do without; empty: it is documented
+    """
+
+    trial: Trial
+    signature: str
+    known: bool
+    tried: int
+    others: tuple[Trial, ...]
+    undocumented_uses: tuple[str, ...]
+
+    @property
+    def program(self) -> Program:
+        return self.trial.program
+
+
+def cost(program: Program) -> tuple[int, ...]:
+    """What makes a program large, the most important first."""
+    items = [item for operation in program.operations if isinstance(operation, Decode | Cancel) for item in operation.items]
+    default = CacheConfiguration()
+    sequences = [sequence for operation in program.operations for sequence in sequences_of(operation)]
+    return (
+        len(program.operations),
+        sum(len(item.sequences) for item in items),
+        sum(item.token_count for item in items),
+        sum(item.tokens is not None for item in items),
+        sum(getattr(program.cache, key) != getattr(default, key) for key in CACHE_KEYS) + len(program.model.dimensions),
+        sum(item.salt for item in items) + program.model.seed,
+        sum(sequences),
+        len(program_text(program)),
+    )
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------------
+
+
+def _with_operations(program: Program, operations: Sequence[AnyOperation]) -> Program:
+    return msgspec.structs.replace(program, operations=tuple(operations))
+
+
+def _without_chunks(program: Program) -> Iterator[Program]:
+    """Leave out runs of operations: halves, quarters, ... single ones, from the end."""
+    operations = program.operations
+    size = len(operations) // 2
+    while size >= 1:
+        for start in range(len(operations) - size, -1, -size):
+            yield _with_operations(program, operations[:start] + operations[start + size :])
+        size //= 2
+
+
+def _without_pairs(program: Program) -> Iterator[Program]:
+    """Leave out two operations that only make sense together (a save and its restore, a rollback and a later one)."""
+    operations = program.operations
+    if len(operations) > 24:
+        return
+    for first in range(len(operations)):
+        for second in range(first + 1, len(operations)):
+            yield _with_operations(program, operations[:first] + operations[first + 1 : second] + operations[second + 1 :])
+
+
+def _replacing(program: Program, change: Callable[[AnyOperation], Iterable[AnyOperation]]) -> Iterator[Program]:
+    for index, operation in enumerate(program.operations):
+        for other in change(operation):
+            yield _with_operations(program, (*program.operations[:index], other, *program.operations[index + 1 :]))
+
+
+def _fewer_items(operation: AnyOperation) -> Iterator[AnyOperation]:
+    if isinstance(operation, Decode | Cancel):
+        for index in range(len(operation.items)):
+            if len(operation.items) > 1:
+                yield msgspec.structs.replace(operation, items=operation.items[:index] + operation.items[index + 1 :])
+            item = operation.items[index]
+            for sequence in item.sequences if len(item.sequences) > 1 else ():
+                single = msgspec.structs.replace(item, sequences=(sequence,))
+                yield msgspec.structs.replace(operation, items=(*operation.items[:index], single, *operation.items[index + 1 :]))
+
+
+def _smaller_item(item: Item) -> Iterator[Item]:
+    for count in sorted({1, 2, 3, item.token_count // 2, item.token_count - 1}):
+        if 0 < count < item.token_count:
+            yield msgspec.structs.replace(item, token_count=count, tokens=None if item.tokens is None else item.tokens[:count])
+    if item.tokens is not None:
+        yield Item(item.sequences, item.token_count)
+    for salt in (0, 1):
+        if salt < item.salt:
+            yield msgspec.structs.replace(item, salt=salt)
+
+
+def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
+    match operation:
+        case Decode() | Cancel():
+            for index, item in enumerate(operation.items):
+                for smaller in _smaller_item(item):
+                    yield msgspec.structs.replace(operation, items=(*operation.items[:index], smaller, *operation.items[index + 1 :]))
+            if isinstance(operation, Decode) and operation.outputs is not None:
+                yield msgspec.structs.replace(operation, outputs=None)
+            if isinstance(operation, Cancel) and operation.at:
+                yield from (msgspec.structs.replace(operation, at=at) for at in sorted({0, operation.at // 2, operation.at - 1}))
+        case Rollback(token_count=count):
+            yield from (
+                msgspec.structs.replace(operation, token_count=smaller)
+                for smaller in sorted({1, 2, count // 2, count - 1})
+                if 0 < smaller < count
+            )
+        case Reopen(changes=changes):
+            for key in changes:
+                yield Reopen({name: value for name, value in changes.items() if name != key})
+        case Share(start=start, end=end) if (start, end) != (-1, -1):
+            yield Share(operation.source, operation.destination)
+        case Save(partial=partial, device=device) if partial or device:
+            yield Save(operation.sequence, operation.slot)
+        case Remove(start=start, end=end):
+            yield from (
+                msgspec.structs.replace(operation, start=smaller) for smaller in sorted({1, start // 2, start - 1}) if 0 < smaller < start
+            )
+            yield from (
+                msgspec.structs.replace(operation, end=smaller)
+                for smaller in sorted({start + 1, end // 2, end - 1})
+                if start < smaller < end
+            )
+        case Shift(delta=delta) if abs(delta) > 1:
+            yield msgspec.structs.replace(operation, delta=1 if delta > 0 else -1)
+        case Damage(amount=amount) if amount > 1:
+            yield from (msgspec.structs.replace(operation, amount=smaller) for smaller in (1, amount // 2))
+        case _:
+            return
+
+
+def _simpler_surroundings(program: Program) -> Iterator[Program]:
+    """Defaults for the model and for every cache key; where a default does not do, the smallest number of sequences that does."""
+    default = CacheConfiguration()
+    if program.model.dimensions or program.model.seed:
+        yield msgspec.structs.replace(program, model=Model(program.model.family))
+        yield msgspec.structs.replace(program, model=Model(program.model.family, program.model.seed))
+    for key in CACHE_KEYS:
+        if getattr(program.cache, key) != getattr(default, key):
+            yield msgspec.structs.replace(program, cache=msgspec.structs.replace(program.cache, **{key: getattr(default, key)}))
+
+
+def _renumbered(program: Program) -> Iterator[Program]:
+    """Sequences numbered from 0 in the order of their first use."""
+    order: dict[int, int] = {}
+    for operation in program.operations:
+        named = (
+            [s for item in operation.items for s in item.sequences]
+            if isinstance(operation, Decode | Cancel)
+            else sorted(sequences_of(operation))
+        )
+        for sequence in [operation.source, operation.destination] if isinstance(operation, Share) else named:
+            order.setdefault(sequence, len(order))
+    if any(old != new for old, new in order.items()):
+        yield _with_operations(program, [_rename(operation, order) for operation in program.operations])
+
+
+def _rename(operation: AnyOperation, order: dict[int, int]) -> AnyOperation:
+    match operation:
+        case Decode(items=items) | Cancel(items=items):
+            renamed = tuple(msgspec.structs.replace(item, sequences=tuple(order[s] for s in item.sequences)) for item in items)
+            return msgspec.structs.replace(operation, items=renamed)
+        case Share(source=source, destination=destination):
+            return msgspec.structs.replace(operation, source=order[source], destination=order[destination])
+        case Rollback() | Remove() | Drop() | Keep() | Shift() | Divide() | Save() | Restore():
+            return msgspec.structs.replace(operation, sequence=order[operation.sequence])
+        case _:
+            return operation
+
+
+def _renamed_slots(program: Program) -> Iterator[Program]:
+    order: dict[str, str] = {}
+    for operation in program.operations:
+        if isinstance(operation, Save | SaveAll | Restore | RestoreAll | Damage):
+            order.setdefault(operation.slot, "abcdefghijklmnopqrstuvwxyz"[len(order) % 26])
+    if any(old != new for old, new in order.items()):
+        yield _with_operations(
+            program,
+            [
+                msgspec.structs.replace(operation, slot=order[operation.slot])
+                if isinstance(operation, Save | SaveAll | Restore | RestoreAll | Damage)
+                else operation
+                for operation in program.operations
+            ],
+        )
+
+
+def candidates(program: Program) -> Iterator[Program]:
+    """Smaller programs, the largest savings first."""
+    yield from _without_chunks(program)
+    yield from _replacing(program, _fewer_items)
+    yield from _simpler_surroundings(program)
+    yield from _replacing(program, _smaller_numbers)
+    yield from _renumbered(program)
+    yield from _renamed_slots(program)
+    yield from _without_pairs(program)
+
+
+# --- the search ------------------------------------------------------------------------------------------------------------
+
+
+def _cut(trial: Trial) -> Program:
+    """The program up to the operation at which it parted."""
+    index = trial.verdict.operation_index
+    return trial.program if index is None else _with_operations(trial.program, trial.program.operations[: index + 1])
+
+
+class _Search:
+    def __init__(
+        self, start: Trial, bench: Bench, known: frozenset[str], seconds_max: float, on_step: Callable[[Trial], None] | None
+    ) -> None:
+        assert start.signature is not None
+        self.bench = bench
+        self.known = known
+        self.best = start
+        self.tried = 0
+        self.others: dict[str, Trial] = {}
+        self.seen: set[Program] = set()
+        self.deadline = monotonic() + seconds_max
+        self.on_step = on_step
+        self.error_floor = 0.0
+        if start.verdict.error is not None and start.verdict.kind == "wrong-output":
+            self.error_floor = min(
+                start.verdict.error, max(ERROR_FLOOR_TOLERANCES * start.tolerance, ERROR_FLOOR_SHARE * start.verdict.error)
+            )
+
+    def keeps(self, trial: Trial) -> bool:
+        """Whether a trial is the same divergence as the start."""
+        if trial.signature != self.best.signature:
+            if trial.signature is not None:
+                self.others.setdefault(trial.signature, trial)
+            return False
+        return trial.verdict.error is None or trial.verdict.error >= self.error_floor
+
+    def is_known(self, trial: Trial) -> bool:
+        return fine_signature(self.bench.target_name, trial.program, trial.verdict) in self.known
+
+    def first_that_keeps(self, programs: Iterable[Program], accept: Callable[[Trial], bool]) -> Trial | None:
+        """Try programs in their order, some at a time; the first that is accepted."""
+        batch: list[Program] = []
+        for program in programs:
+            if program in self.seen or not _is_program(program):
+                continue
+            self.seen.add(program)
+            batch.append(program)
+            if len(batch) == BATCH_CANDIDATES:
+                if found := self._try(batch, accept):
+                    return found
+                batch = []
+            if monotonic() > self.deadline:
+                return None
+        return self._try(batch, accept) if batch else None
+
+    def _try(self, batch: list[Program], accept: Callable[[Trial], bool]) -> Trial | None:
+        trials = self.bench.try_programs(batch)
+        self.tried += len(trials)
+        return next((trial for trial in trials if self.keeps(trial) and accept(trial)), None)
+
+    def to_fixpoint(self) -> None:
+        """Take smaller programs, clear of known findings, until none is left."""
+        while monotonic() < self.deadline:
+            current = self.best.program
+            size = cost(current)
+            smaller = (program for program in candidates(current) if cost(program) < size)
+            found = self.first_that_keeps(smaller, lambda trial: not self.is_known(trial))
+            if found is None:
+                return
+            self.take(found)
+
+    def take(self, trial: Trial) -> None:
+        """Go on from a trial, without what comes after its divergence."""
+        shorter = _cut(trial)
+        if shorter != trial.program:
+            again = self.bench.try_program(shorter)
+            self.tried += 1
+            trial = again if self.keeps(again) else trial
+        self.best = trial
+        if self.on_step:
+            self.on_step(trial)
+
+
+def _is_program(program: Program) -> bool:
+    """Leaving out a reopen can take away sequences that later operations name."""
+    try:
+        check_program(program)
+    except UsageError:
+        return False
+    return True
+
+
+def reduce_trial(
+    start: Trial,
+    bench: Bench,
+    known: frozenset[str] = frozenset(),
+    seconds_max: float = 60.0,
+    on_step: Callable[[Trial], None] | None = None,
+) -> Reduction:
+    """Reduce a diverging trial. `known`: fine signatures of findings there are already; `on_step` is told of every smaller program."""
+    search = _Search(start, bench, known, seconds_max, on_step)
+    search.take(start)
+    search.to_fixpoint()
+    if known and not search.is_known(search.best):
+        # nothing more can go without becoming a known finding: if something can go, it was that finding with decoration
+        search.seen.clear()
+        decoration = search.first_that_keeps(_without_chunks(search.best.program), search.is_known)
+        if decoration is not None:
+            search.take(decoration)
+    uses = _without_undocumented(search)
+    signature = fine_signature(bench.target_name, search.best.program, search.best.verdict)
+    return Reduction(search.best, signature, signature in known, search.tried, tuple(search.others.values()), uses)
+
+
+def _without_undocumented(search: _Search) -> tuple[str, ...]:
+    """Replace uses outside the target's documentation by documented ones where the divergence stays; the uses that are left."""
+    uses = undocumented_uses_of(search.best, search.bench)
+    if "share-onto-nonempty" in uses:
+        documented = search.bench.try_program(dropping_before_share(search.best.program))
+        search.tried += 1
+        if search.keeps(documented) and "share-onto-nonempty" not in (left := undocumented_uses_of(documented, search.bench)):
+            search.best = documented
+            return left
+    return uses
+
+
+def undocumented_uses_of(trial: Trial, bench: Bench) -> tuple[str, ...]:
+    """The undocumented uses of a trial up to its divergence; none when nothing is known of its steps."""
+    if trial.run is None:
+        return ()
+    return undocumented_uses(trial.program, trial.run, trial.verdict, bench.target)
+
+
+def dropping_before_share(program: Program) -> Program:
+    """The same program with the destination of every share dropped first."""
+    operations: list[AnyOperation] = []
+    for operation in program.operations:
+        if isinstance(operation, Share) and operation.source != operation.destination:
+            operations.append(Drop(operation.destination))
+        operations.append(operation)
+    return _with_operations(program, operations)
+
+
+def is_documented(trial: Trial, bench: Bench) -> tuple[bool, tuple[str, ...]]:
+    """Whether a trial's divergence needs no undocumented use, or stays when the uses are replaced; and the uses it made."""
+    uses = undocumented_uses_of(trial, bench)
+    if not uses or not trial.verdict.is_divergence:
+        return True, uses
+    replaced = bench.try_program(dropping_before_share(trial.program)) if uses == ("share-onto-nonempty",) else None
+    return replaced is not None and replaced.verdict.kind == trial.verdict.kind, uses

@@ -1,0 +1,85 @@
+"""Walk the contract once more beside a run that is over, to say what was asked, known and meant at every step.
+
+Rules
+- Nothing is run: the recorded answers and positions stand for the target.
+- Used by whatever explains a run: the step view, the tool-free reproduction, the label `undocumented`.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..oracle.contract import Checker, Demand
+from ..oracle.ledger import Log
+from ..spec.families import dimensions_of
+from ..spec.operations import AnyOperation, Damage, Decode, Divide, Restore, Save, SaveAll, Share, Shift
+from ..spec.programs import Program
+from ..spec.target import Target
+from ..spec.verdicts import Verdict
+from .execution import Run, Step
+
+
+class Moment(NamedTuple):
+    """One step of a run, as the contract saw it.
+
+    checker  the contract's state before the operation
+    """
+
+    index: int
+    operation: AnyOperation
+    step: Step
+    checker: Checker
+
+
+def retrace(program: Program, run: Run) -> Iterator[Moment]:
+    """Every step that was reached. The checker of a moment moves on when the next moment is asked for."""
+    checker = Checker(program.cache, dimensions_of(program.model)["n_vocab"], run.capabilities)
+    for index, (operation, step) in enumerate(zip(program.operations, run.steps, strict=False)):
+        yield Moment(index, operation, step, checker)
+        if step.demand in ("skip", "undeclared") or step.outcome.word in ("crash", "hang"):
+            continue
+        if step.outcome.word == "accepted":
+            match operation:
+                case Save() | SaveAll():
+                    checker.saved(operation, b"saved")
+                case Damage():
+                    checker.damaged(operation, checker.ledger.slots[operation.slot].blob + b" damaged")
+        checker.conclude(index, operation, Demand(step.demand, step.reason), step.outcome, step.positions)  # type: ignore[arg-type]
+
+
+def _is_shared(logs: list[Log], sequence: int) -> bool:
+    marks = set(logs[sequence].marks)
+    return any(marks & set(log.marks) for other, log in enumerate(logs) if other != sequence)
+
+
+def _uses(moment: Moment) -> set[str]:
+    checker, logs = moment.checker, moment.checker.ledger.logs
+    match moment.operation:
+        case Share(source=source, destination=destination, start=start, end=end) if source != destination:
+            onto = {"share-onto-nonempty"} if logs[destination].tokens else set()
+            return onto | ({"partial-share"} if (start, end) != (-1, -1) else set())
+        case Shift(sequence=sequence) if _is_shared(logs, sequence):
+            return {"shift-of-shared"}
+        case Divide():
+            return {"divide"}
+        case Decode() if checker.capabilities.n_rs_seq > 0 and checker.cache.n_ubatch <= checker.capabilities.n_rs_seq + 1:
+            return {"small-ubatch"}
+        case Restore(slot=name, sequence=sequence) if (
+            (slot := checker.ledger.slots.get(name)) and slot.partial and slot.sequence != sequence
+        ):
+            return {"foreign-partial-restore"}
+        case _:
+            return set()
+
+
+def undocumented_uses(program: Program, run: Run, verdict: Verdict, target: Target) -> tuple[str, ...]:
+    """The uses outside the target's own documentation that a run made up to its divergence."""
+    known = {entry.use for entry in target.undocumented}
+    if not known:
+        return ()
+    found: set[str] = set()
+    for moment in retrace(program, run):
+        if verdict.operation_index is not None and moment.index > verdict.operation_index:
+            break
+        if moment.step.demand not in ("skip", "undeclared"):
+            found |= _uses(moment)
+    return tuple(sorted(found & known))

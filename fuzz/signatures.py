@@ -1,0 +1,63 @@
+"""Signatures: when are two divergences the same one.
+
+Rules
+- A signature has no numbers, ids or line numbers: target, family, kind, the operation at which it parted, its relation, the part
+  of the state, and the operations that had to come before.
+- Coarse before reduction (without what came before), fine after it; both are pinned by golden files.
+"""
+
+import re
+from collections.abc import Iterable
+
+from ..spec.operations import AnyOperation, Cancel, Damage, Decode, Remove, Save, Share, operation_name
+from ..spec.programs import Program
+from ..spec.verdicts import Verdict
+
+
+def enabling_name(operation: AnyOperation) -> str:
+    """An operation's word for signatures; forms that an engine handles apart have words of their own."""
+    match operation:
+        case Decode(items=items) | Cancel(items=items) if any(len(item.sequences) > 1 for item in items):
+            return f"{operation_name(operation)}-coupled"
+        case Save(partial=partial, device=device):
+            return "save" + "-partial" * partial + "-device" * device
+        case Damage(how=how):
+            return f"damage-{how}"
+        case Share(start=start, end=end) if (start, end) != (-1, -1):
+            return "share-range"
+        case Remove():
+            return "remove"
+        case _:
+            return operation_name(operation)
+
+
+def crash_site(verdict: Verdict) -> str:
+    """What a crash says of itself, without numbers, paths and addresses; empty for other kinds."""
+    if verdict.kind != "crash":
+        return ""
+    words = verdict.reason.split("): ", 1)[-1]
+    words = re.sub(r"\S*/", "", words)
+    words = re.sub(r"0x[0-9a-fA-F]+|[0-9]+", "", words)
+    return re.sub(r"[^A-Za-z_<>=!&|(). -]+", " ", words).strip()[:80]
+
+
+def coarse_signature(target: str, program: Program, verdict: Verdict) -> str:
+    """Target, family, kind, operation, relation, part; for a crash also what the engine said."""
+    index = verdict.operation_index or 0
+    at = enabling_name(program.operations[index]) if index < len(program.operations) else "open"
+    parts = [f"{target}/{program.model.family}", verdict.kind, f"at {at}", f"({verdict.relation or 'self'})"]
+    if verdict.part:
+        parts.append(f"in {verdict.part}")
+    if site := crash_site(verdict):
+        parts.append(f"[{site}]")
+    return " ".join(parts)
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return sorted(set(names))
+
+
+def fine_signature(target: str, program: Program, verdict: Verdict) -> str:
+    """The coarse signature and the operations before the divergence; only of a reduced program are these the enabling ones."""
+    before = _unique(enabling_name(operation) for operation in program.operations[: verdict.operation_index or 0])
+    return coarse_signature(target, program, verdict) + (f" after {'+'.join(before)}" if before else "")

@@ -1,0 +1,175 @@
+"""Try programs on a target: run them, judge them, and say what each came to.
+
+Rules
+- A `Bench` owns what that needs (a child process for a native target, measured tolerances) and is used by everything that tries programs.
+- Programs of one model are judged together.
+- A fault of ours is the verdict `harness-error`; it is never counted against the target.
+"""
+
+import traceback
+from collections import defaultdict
+from collections.abc import Sequence
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from ..spec.errors import UnavailableError, UsageError
+from ..spec.families import family_of
+from ..spec.models import Model
+from ..spec.programs import Program
+from ..spec.verdicts import Outcome, OutcomeWord, Verdict
+from ..store.campaigns import Noise
+from ..targets.registry import load_target
+from .calibration import measure_noise, remember_noise, remembered_noise
+from .engine_child import Failed
+from .execution import Run, Step, execute
+from .judgement import judge
+from .sandbox import Death, Sandbox
+from .signatures import coarse_signature
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What a program came to on a target.
+
+    signature  coarse; None when the program did not diverge
+    log        the engine's last words, for a crash or a hang
+    """
+
+    program: Program
+    run: Run | None
+    verdict: Verdict
+    signature: str | None
+    tolerance: float
+    log: tuple[str, ...] = ()
+
+
+class Spent(msgspec.Struct):
+    """Seconds of wall time that a bench has used."""
+
+    running: float = 0.0
+    judging: float = 0.0
+
+
+class Bench:
+    """A target, ready to try programs. Raises UsageError for an unknown target, UnavailableError when it cannot be used here."""
+
+    def __init__(self, target_name: str) -> None:
+        self.target_name = target_name
+        self.target = load_target(target_name)
+        self.sandbox = Sandbox(target_name) if self.target.isolated else None
+        self.version = self.sandbox.version if self.sandbox else self.target.version()
+        self.spent = Spent()
+        self._noise: dict[Model, Noise] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child process."""
+        if self.sandbox:
+            self.sandbox.close()
+
+    def noise(self, model: Model) -> Noise:
+        """The measured floor and tolerance for a model. Raises UnavailableError when the target cannot be judged on it."""
+        if model not in self._noise:
+            if family_of(model).name not in self.target.families:
+                raise UnavailableError(
+                    f"could not test: target {self.target_name} does not run family {model.family}; it runs {', '.join(self.target.families)}"
+                )
+            noise = remembered_noise(self.target_name, self.version, model)
+            if noise is None:
+                noise = measure_noise(model, lambda programs: [_plain_run(result) for result in self._run(programs)])
+                remember_noise(self.target_name, self.version, model, noise)
+            self._noise[model] = noise
+        return self._noise[model]
+
+    def set_noise(self, noise: dict[Model, Noise]) -> None:
+        """Take over measurements that another process made."""
+        self._noise.update(noise)
+
+    def tolerance(self, model: Model) -> float:
+        """The largest error of a right output row."""
+        return self.noise(model).tolerance
+
+    def try_program(self, program: Program) -> Trial:
+        """Run and judge one program."""
+        return self.try_programs([program])[0]
+
+    def try_programs(self, programs: Sequence[Program]) -> list[Trial]:
+        """Run and judge programs; the answer has their order."""
+        for program in programs:
+            self.noise(program.model)  # before anything runs: "could not test" is not an answer about one program
+        results = self._run(programs)
+        started = perf_counter()
+        verdicts: dict[int, Verdict] = {}
+        by_model: dict[Model, list[int]] = defaultdict(list)
+        for number, result in enumerate(results):
+            if isinstance(result, Run):
+                by_model[programs[number].model].append(number)
+        for model, numbers in by_model.items():
+            runs = [result for number in numbers if isinstance(result := results[number], Run)]
+            verdicts.update(zip(numbers, judge(model, runs, self.tolerance(model)), strict=True))
+        trials = [
+            self._trial(program, result, verdicts.get(number))
+            for number, (program, result) in enumerate(zip(programs, results, strict=True))
+        ]
+        self.spent.judging += perf_counter() - started
+        return trials
+
+    def _trial(self, program: Program, result: Run | Death | Failed, verdict: Verdict | None) -> Trial:
+        run, log = None, ()
+        match result:
+            case Run():
+                run = result
+            case Death():
+                run, verdict, log = self._run_before(program, result), result.verdict, result.log
+            case Failed(kind=kind, message=message):
+                verdict = Verdict("unknown" if kind == "unavailable" else "harness-error", reason=message)
+        assert verdict is not None
+        signature = coarse_signature(self.target_name, program, verdict) if verdict.is_divergence else None
+        return Trial(program, run, verdict, signature, self.tolerance(program.model), log)
+
+    def _run_before(self, program: Program, death: Death) -> Run | None:
+        """What happened before a worker's death: the same program without the operation that ended it."""
+        index = death.verdict.operation_index or 0
+        shorter = msgspec.structs.replace(program, operations=program.operations[:index])
+        (before,) = self._run([shorter])
+        if not isinstance(before, Run) or len(before.steps) != index:
+            return None
+        last = before.steps[-1].positions if before.steps else ()
+        word: OutcomeWord = "hang" if death.verdict.kind == "hang" else "crash"
+        step = Step(Outcome(word, death.verdict.reason), "", "", last)
+        return msgspec.structs.replace(before, steps=(*before.steps, step), spans=(), rows={}, verdict=death.verdict)
+
+    def _run(self, programs: Sequence[Program]) -> Sequence[Run | Death | Failed]:
+        started = perf_counter()
+        results: Sequence[Run | Death | Failed]
+        results = self.sandbox.run(programs) if self.sandbox else [self._run_here(program) for program in programs]
+        self.spent.running += perf_counter() - started
+        return results
+
+    def _run_here(self, program: Program) -> Run | Failed:
+        try:
+            return execute(program, self.target)
+        except UsageError as error:
+            return Failed("usage", str(error))
+        except UnavailableError as error:
+            return Failed("unavailable", str(error))
+        except Exception as error:  # ours: a session's own exceptions are its answers
+            return Failed("internal", "".join(traceback.format_exception_only(error)).strip())
+
+
+def _plain_run(result: Run | Death | Failed) -> Run:
+    """A run of a calibration program; anything else means that the target cannot be judged."""
+    match result:
+        case Run():
+            return result
+        case Death(verdict=verdict):
+            raise UnavailableError(f"could not test: a plain decoding of one sequence ended in a {verdict.kind} ({verdict.reason})")
+        case Failed(message=message):
+            raise UnavailableError(f"could not test: {message}")

@@ -1,0 +1,62 @@
+"""GGUF files: a toy model as the file that llama.cpp loads.
+
+Rules
+- Only facts of the family are written (its metadata and its tensors, all float32), and a tokenizer that is none.
+- A file appears whole or not at all: it is written beside its place and then renamed.
+- `gguf` is imported when a file is written, never before.
+Source: the `gguf` package's GGUFWriter; the key names are llama.cpp's.
+"""
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from ..spec.errors import UnavailableError
+from ..spec.families import dimensions_of, family_of
+from ..spec.models import Model
+from ..spec.weights import weights_of
+
+
+def write_gguf(model: Model, path: Path) -> None:
+    """Write `model` to `path`, replacing what is there; about 1 ms for a model of the default size.
+
+    Raises UnavailableError when the `gguf` package is missing, UsageError when the model's dimensions are bad.
+    """
+    try:
+        gguf: Any = importlib.import_module("gguf")
+    except ImportError as error:
+        raise UnavailableError(f"cannot write GGUF files: {error}. pip install 'statedrift[llamacpp]'") from error
+    family, dimensions = family_of(model), dimensions_of(model)
+    metadata = dict(family.gguf_metadata(dimensions))
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    writer = gguf.GGUFWriter(unfinished, metadata.pop("general.architecture"))
+    try:
+        for key, value in metadata.items():
+            _add(writer, key, value)
+        writer.add_tokenizer_model("none")
+        for name, array in family.gguf_tensors(dimensions, weights_of(model)).items():
+            writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _add(writer: Any, key: str, value: object) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+        case _:
+            raise TypeError(f"metadata {key} of type {type(value).__name__} has no GGUF form here")

@@ -1,0 +1,452 @@
+"""llamacpp: the real llama.cpp, as the library that llama-cpp-python installs.
+
+Rules
+- One call of the session is one call of the library; only the restore of a partial blob is two, as a server does it: the recurrent
+  part is read back, then the attention cells past its position are removed.
+- The library's own words are kept: a false, a 0, a return code of 1 or -1 is a refusal, 2 is cancelled, any other code an error.
+- Nothing is cleaned up for the library: what it leaves after a refusal is what the contract judges.
+- A session has a context of its own; models are kept, because loading one costs more than a program.
+- Float32 caches, no flash attention and one thread unless the configuration says otherwise, so that rounding hides nothing.
+Source: llama.h; what is declared was read in llama-context.cpp, llama-memory-recurrent.cpp, llama-memory-hybrid.cpp and llama-kv-cache.cpp.
+"""
+
+import collections
+import ctypes
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..spec.configuration import CacheConfiguration
+from ..spec.errors import UnavailableError, UsageError
+from ..spec.families import dimensions_of, family_of
+from ..spec.models import Model, model_text
+from ..spec.operations import OPEN
+from ..spec.target import Batch, Capabilities, Decoded, StateRow, Undocumented
+from ..spec.verdicts import ACCEPTED, Outcome, refused
+from . import llama_library
+from .gguf_file import write_gguf
+from .llama_library import ON_DEVICE, PARTIAL_ONLY, CancelCallback, Library, load_library
+
+BATCH_TOKENS_MAX = 4096
+"""Most tokens in one decode; the library takes fewer when its whole pool is smaller."""
+_CELLS_STEP = 256
+_MODELS_KEPT = 8
+_F32, _F16 = 0, 1  # ggml_type
+_NO_CALLBACK = CancelCallback()
+
+
+class LoadedModel:
+    """A model in the library's memory, and how many sessions use it."""
+
+    def __init__(self, library: Library, model: Model) -> None:
+        call = library.call
+        parameters = call.llama_model_default_params()
+        parameters.n_gpu_layers = 0
+        parameters.load_mode = 0  # read, not mapped: the file is gone once the model is loaded
+        parameters.use_extra_bufts = False  # no repacked weights: one way of computing
+        line_count = library.log.line_count
+        with tempfile.TemporaryDirectory(prefix="statedrift-") as folder:
+            path = Path(folder) / "model.gguf"
+            write_gguf(model, path)
+            self.handle: int | None = call.llama_model_load_from_file(str(path).encode(), parameters)
+        if not self.handle:
+            raise UsageError(f"llama.cpp does not load model `{model_text(model)}`: {library.log.first_since(line_count)}")
+        self.vocabulary_size: int = call.llama_vocab_n_tokens(call.llama_model_get_vocab(self.handle))
+        self.output_width: int = call.llama_model_n_embd_out(self.handle)
+        self.has_attention_cache = not call.llama_model_is_recurrent(self.handle)
+        family, dimensions = family_of(model), dimensions_of(model)
+        self.has_recurrent_layers = bool(family.recurrent_layers(dimensions))
+        self.has_attention_layers = bool(family.attention_layers(dimensions))
+        if self.has_attention_cache and not (self.has_recurrent_layers and self.has_attention_layers):
+            call.llama_model_free(self.handle)
+            raise UsageError(
+                f"llama.cpp does not run `{model_text(model)}`: it aborts on a {model.family} without recurrent or without attention layers; "
+                "give it both"
+            )
+        self.session_count = 0
+
+
+class LoadedModels:
+    """The models last used; the oldest that no session uses makes room."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._models: collections.OrderedDict[Model, LoadedModel] = collections.OrderedDict()
+
+    def get(self, model: Model) -> LoadedModel:
+        """The loaded `model`, loading it when it is not kept."""
+        if model not in self._models:
+            self._models[model] = LoadedModel(self.library, model)
+        self._models.move_to_end(model)
+        idle = [kept for kept, loaded in self._models.items() if not loaded.session_count and kept != model]
+        for kept in idle[: max(0, len(self._models) - _MODELS_KEPT)]:
+            self.library.call.llama_model_free(self._models.pop(kept).handle)
+        return self._models[model]
+
+
+@functools.cache
+def _models() -> LoadedModels:
+    return LoadedModels(load_library())
+
+
+class LlamaSession:
+    """One `llama_context`. See spec.target.Session."""
+
+    def __init__(self, library: Library, loaded: LoadedModel, model: Model, configuration: CacheConfiguration) -> None:
+        self._call = call = library.call
+        self._log = library.log
+        self._loaded = loaded
+        self._sequence_count = configuration.n_seq_max
+        line_count = self._log.line_count
+        self._context: int | None = call.llama_init_from_model(loaded.handle, _context_parameters(library, loaded, configuration))
+        if not self._context:
+            raise UsageError(f"llama.cpp does not open `{model_text(model)}` with this cache: {self._log.first_since(line_count)}")
+        loaded.session_count += 1
+        self._check_pool(configuration)
+        self._memory: int = call.llama_get_memory(self._context)
+        self.capabilities = _capabilities(call, self._context, loaded, configuration)
+        self._embeddings_on = False
+        self._chances_left = 0
+        self._cancel_callback = CancelCallback(self._chance)
+        self._prepare_batch(self.capabilities.n_batch)
+
+    def _check_pool(self, configuration: CacheConfiguration) -> None:
+        """The last flags of the parameters have defaults that a shifted layout can imitate; what the library made of `unified` cannot be."""
+        n_ctx_seq = self._call.llama_n_ctx_seq(self._context)
+        pool = _pool_cells(configuration)
+        expected = pool if configuration.unified else pool // configuration.n_seq_max
+        if self._loaded.has_attention_cache and n_ctx_seq != expected:
+            self.close()
+            raise UnavailableError(
+                f"target llamacpp is not available: the library at {load_library().path} opened {n_ctx_seq} cells a sequence, not {expected}; "
+                "its llama_context_params are not those of the installed llama-cpp-python"
+            )
+
+    def _prepare_batch(self, n_batch: int) -> None:
+        """Arrays for the largest batch, and the one struct that points at them; a decode fills their beginning."""
+        self._tokens, self._positions, self._sequence_counts = (np.empty(n_batch, np.int32) for _ in range(3))
+        self._sequence_addresses = np.empty(n_batch, np.uint64)
+        self._wanted = np.empty(n_batch, np.int8)
+        self._ids = np.arange(self._sequence_count, dtype=np.int32)
+        base = self._ids.ctypes.data
+        self._address_of: dict[tuple[int, ...], int] = {(sequence,): base + 4 * sequence for sequence in range(self._sequence_count)}
+        self._coupled_ids: list[ctypes.Array[ctypes.c_int32]] = []
+        self._batch = llama_library.Batch(
+            token=self._tokens.ctypes.data,
+            pos=self._positions.ctypes.data,
+            n_seq_id=self._sequence_counts.ctypes.data,
+            seq_id=self._sequence_addresses.ctypes.data,
+            logits=self._wanted.ctypes.data,
+        )
+
+    def decode(self, batch: Batch) -> Decoded:
+        token_count = len(batch.tokens)
+        self._check_batch(batch)
+        if token_count > self.capabilities.n_batch:
+            return Decoded(refused(f"{token_count} tokens in a batch; this session takes {self.capabilities.n_batch}"))
+        if not self.capabilities.coupled and any(len(ids) > 1 for ids in batch.sequences):
+            return Decoded(refused("tokens of several sequences: not a capability of this configuration"))
+        embeddings = batch.outputs == "embeddings"
+        if embeddings != self._embeddings_on:
+            self._call.llama_set_embeddings(self._context, embeddings)
+            self._embeddings_on = embeddings
+        self._tokens[:token_count] = batch.tokens
+        self._positions[:token_count] = batch.positions
+        self._sequence_addresses[:token_count] = [self._address(ids) for ids in batch.sequences]
+        self._sequence_counts[:token_count] = [len(ids) for ids in batch.sequences]
+        # with embeddings on the library computes every row, and warns when not all were asked for
+        self._wanted[:token_count] = True if embeddings else batch.wanted
+        self._batch.n_tokens = token_count
+        line_count = self._log.line_count
+        code = self._call.llama_decode(self._context, self._batch)
+        if code != 0:
+            return Decoded(_decode_outcome(code, self._log.first_since(line_count)))
+        return Decoded(ACCEPTED, self._rows(batch, embeddings))
+
+    def _rows(self, batch: Batch, embeddings: bool) -> np.ndarray:
+        """The wanted rows: float32 [wanted tokens, vocabulary or hidden width], in batch order as the library keeps them."""
+        if embeddings:
+            rows = np.empty((len(batch.tokens), self._loaded.output_width), np.float32)
+            source = self._call.llama_get_embeddings(self._context)
+        else:
+            rows = np.empty((np.count_nonzero(batch.wanted), self._loaded.vocabulary_size), np.float32)
+            source = self._call.llama_get_logits(self._context)
+        if rows.nbytes:
+            ctypes.memmove(rows.ctypes.data, source, rows.nbytes)
+        return rows[batch.wanted] if embeddings else rows
+
+    def _check_batch(self, batch: Batch) -> None:
+        token_count = len(batch.tokens)
+        if not token_count:
+            raise UsageError("`tokens` is empty; a decode needs at least one token")
+        if not len(batch.positions) == len(batch.sequences) == len(batch.wanted) == token_count:
+            raise UsageError("`positions`, `sequences` and `wanted` must be as long as `tokens`")
+        low, high = batch.tokens.min(), batch.tokens.max()
+        if low < 0 or high >= self._loaded.vocabulary_size:
+            raise UsageError(f"`tokens` must be from 0 to {self._loaded.vocabulary_size - 1}, not {low if low < 0 else high}")
+        if batch.positions.min() < 0:
+            raise UsageError(f"`positions` must not be negative, as {batch.positions.min()} is")
+        for ids in batch.sequences:
+            if ids not in self._address_of:
+                if not ids or len(set(ids)) != len(ids):
+                    raise UsageError(f"`sequences` of a token must be different ids, at least one, not {ids}")
+                for sequence in ids:
+                    self._check_sequence(sequence, "sequences")
+
+    def _address(self, ids: tuple[int, ...]) -> int:
+        address = self._address_of.get(ids)
+        if address is None:
+            array = (ctypes.c_int32 * len(ids))(*ids)
+            self._coupled_ids.append(array)
+            address = self._address_of[ids] = ctypes.addressof(array)
+        return address
+
+    def _check_sequence(self, sequence: int, name: str = "sequence") -> None:
+        if not 0 <= sequence < self._sequence_count:
+            raise UsageError(f"`{name}` must be from 0 to {self._sequence_count - 1}, not {sequence}")
+
+    def cancel(self, batch: Batch, at: int) -> Decoded:
+        if at < 0:
+            raise UsageError(f"`at` must not be negative, as {at} is")
+        self._chances_left = at
+        self._call.llama_set_abort_callback(self._context, self._cancel_callback, None)
+        try:
+            return self.decode(batch)
+        finally:
+            self._call.llama_set_abort_callback(self._context, _NO_CALLBACK, None)
+
+    def _chance(self, _: int | None) -> bool:
+        self._chances_left -= 1
+        return self._chances_left < 0
+
+    def remove(self, sequence: int, start: int, end: int) -> Outcome:
+        self._check_sequence(sequence)
+        line_count = self._log.line_count
+        if self._call.llama_memory_seq_rm(self._memory, sequence, start, end):
+            return ACCEPTED
+        return refused(self._log.first_since(line_count) or "llama_memory_seq_rm returned false")
+
+    def share(self, source: int, destination: int, start: int, end: int) -> Outcome:
+        self._check_sequence(source, "source")
+        self._check_sequence(destination, "destination")
+        self._call.llama_memory_seq_cp(self._memory, source, destination, start, end)
+        return ACCEPTED
+
+    def keep(self, sequence: int) -> Outcome:
+        self._check_sequence(sequence)
+        self._call.llama_memory_seq_keep(self._memory, sequence)
+        return ACCEPTED
+
+    def shift(self, sequence: int, delta: int) -> Outcome:
+        self._check_sequence(sequence)
+        if not self.capabilities.shift:
+            return refused("shift: not a capability of this model")
+        self._call.llama_memory_seq_add(self._memory, sequence, OPEN, OPEN, delta)
+        return ACCEPTED
+
+    def divide(self, sequence: int, divisor: int) -> Outcome:
+        self._check_sequence(sequence)
+        if divisor < 1:
+            raise UsageError(f"`divisor` must be at least 1, not {divisor}")
+        if not self.capabilities.divide:
+            return refused("divide: not a capability of this model")
+        self._call.llama_memory_seq_div(self._memory, sequence, OPEN, OPEN, divisor)
+        return ACCEPTED
+
+    def save(self, sequence: int, partial: bool, device: bool) -> tuple[Outcome, bytes]:
+        self._check_sequence(sequence)
+        flags = _state_flags(partial, device)
+        line_count = self._log.line_count
+        size = self._call.llama_state_seq_get_size_ext(self._context, sequence, flags)
+        blob = ctypes.create_string_buffer(size) if size else b""
+        written = self._call.llama_state_seq_get_data_ext(self._context, blob, size, sequence, flags) if size else 0
+        return self._saved(blob, written, line_count)
+
+    def save_all(self) -> tuple[Outcome, bytes]:
+        line_count = self._log.line_count
+        size = self._call.llama_state_get_size(self._context)
+        blob = ctypes.create_string_buffer(size) if size else b""
+        written = self._call.llama_state_get_data(self._context, blob, size) if size else 0
+        return self._saved(blob, written, line_count)
+
+    def _saved(self, blob: Any, written: int, line_count: int) -> tuple[Outcome, bytes]:
+        if not written:
+            return refused(self._log.first_since(line_count) or "0 bytes were saved"), b""
+        return ACCEPTED, ctypes.string_at(blob, written)
+
+    def restore(self, sequence: int, blob: bytes, partial: bool, device: bool) -> Outcome:
+        self._check_sequence(sequence)
+        line_count = self._log.line_count
+        if not self._call.llama_state_seq_set_data_ext(self._context, blob, len(blob), sequence, _state_flags(partial, device)):
+            return refused(self._log.first_since(line_count) or "0 bytes were restored")
+        if partial:
+            end = self._call.llama_memory_seq_pos_max(self._memory, sequence) + 1
+            if not self._call.llama_memory_seq_rm(self._memory, sequence, end, OPEN):
+                return Outcome("error", f"restored, but the attention cells from position {end} on were not removed")
+        return ACCEPTED
+
+    def restore_all(self, blob: bytes) -> Outcome:
+        line_count = self._log.line_count
+        if self._call.llama_state_set_data(self._context, blob, len(blob)):
+            return ACCEPTED
+        return refused(self._log.first_since(line_count) or "0 bytes were restored")
+
+    def clear(self, data: bool) -> Outcome:
+        self._call.llama_memory_clear(self._memory, data)
+        return ACCEPTED
+
+    def positions(self) -> Sequence[tuple[int, int]]:
+        first, last, memory = self._call.llama_memory_seq_pos_min, self._call.llama_memory_seq_pos_max, self._memory
+        return [(first(memory, sequence), last(memory, sequence)) for sequence in range(self._sequence_count)]
+
+    def inspect(self, sequence: int) -> Sequence[StateRow]:
+        raise UsageError("target llamacpp does not show its state rows")
+
+    def close(self) -> None:
+        if self._context:
+            self._call.llama_free(self._context)
+            self._context = None
+            self._loaded.session_count -= 1
+
+
+def _pool_cells(configuration: CacheConfiguration) -> int:
+    """Attention cells of all sequences, in the steps the library makes of them.
+
+    It would pad a smaller number itself, but limits the batch, and with it the ubatch, by the number before padding.
+    """
+    n_ctx, n_seq_max = configuration.n_ctx, configuration.n_seq_max
+    return _padded(n_ctx * n_seq_max) if configuration.unified else _padded(n_ctx) * n_seq_max
+
+
+def _padded(cells: int) -> int:
+    return -(-cells // _CELLS_STEP) * _CELLS_STEP
+
+
+def _context_parameters(library: Library, loaded: LoadedModel, configuration: CacheConfiguration) -> Any:
+    parameters = library.call.llama_context_default_params()
+    parameters.n_ctx = _pool_cells(configuration) if loaded.has_attention_cache else BATCH_TOKENS_MAX
+    parameters.n_batch = BATCH_TOKENS_MAX
+    parameters.n_ubatch = configuration.n_ubatch
+    parameters.n_seq_max = configuration.n_seq_max
+    parameters.n_rs_seq = configuration.n_rs_seq
+    parameters.n_threads = parameters.n_threads_batch = 1
+    parameters.pooling_type = 0  # none: a hidden state a token
+    parameters.type_k = parameters.type_v = _F16 if configuration.kv == "f16" else _F32
+    parameters.flash_attn_type = configuration.flash
+    parameters.kv_unified = bool(configuration.unified)
+    parameters.swa_full = bool(configuration.swa_full)
+    parameters.no_perf = True
+    parameters.offload_kqv = parameters.op_offload = False
+    return parameters
+
+
+def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: CacheConfiguration) -> Capabilities:
+    """What this build really does for this model and configuration.
+
+    n_ctx          without an attention cache nothing limits a sequence, and the context's size only limits the batch
+    guarantee      snapshots are of the last decode only and a rollback is single-use: `draft`. Only some architectures keep any.
+    coupled        recurrent batches are split sequence by sequence, which coupled tokens refuse; only a hybrid with a unified pool
+                   splits otherwise (with embeddings on, every split is by sequence, and coupled tokens pass)
+    cancel         the CPU backend asks after every node of a graph
+    shift, divide  not where positions have several parts (M-RoPE): the attention cache says so
+    save_all, partial, device
+                   for every memory here; a pure recurrent memory ignores `partial`, its recurrent part being all
+    partial_share  the call takes a range, and has no way to refuse one
+    """
+    n_rs_seq: int = call.llama_n_rs_seq(context)
+    can_shift = bool(call.llama_memory_can_shift(call.llama_get_memory(context)))
+    n_ctx_seq: int = call.llama_n_ctx_seq(context)
+    n_ctx = n_ctx_seq // configuration.n_seq_max if configuration.unified else n_ctx_seq
+    return Capabilities(
+        guarantee="draft" if n_rs_seq else "none",
+        n_rs_seq=n_rs_seq,
+        n_batch=min(BATCH_TOKENS_MAX, call.llama_n_batch(context)),
+        n_ctx=n_ctx if loaded.has_attention_cache else 0,
+        recurrent=loaded.has_recurrent_layers,
+        attention=loaded.has_attention_layers,
+        coupled=loaded.has_attention_cache and bool(configuration.unified),
+        cancel=True,
+        shift=can_shift,
+        divide=can_shift,
+        save_all=True,
+        partial=True,
+        device=True,
+        embeddings=True,
+        partial_share=True,
+    )
+
+
+def _state_flags(partial: bool, device: bool) -> int:
+    return PARTIAL_ONLY * partial | ON_DEVICE * device
+
+
+def _decode_outcome(code: int, reason: str) -> Outcome:
+    detail = f"llama_decode returned {code}" + (f": {reason}" if reason else "")
+    if code in (1, -1):
+        return refused(detail)
+    return Outcome("cancelled" if code == 2 else "error", detail)
+
+
+class LlamaTarget:
+    """See spec.target.Target."""
+
+    name = "llamacpp"
+    isolated = True
+    families = ("mamba2", "lfm2")
+    poison = False
+    undocumented = (
+        Undocumented(
+            "share-onto-nonempty",
+            "llama_memory_seq_cp: \"Copy all tokens that belong to the specified sequence to another sequence\"; "
+            "what becomes of tokens the other sequence already has is not said",
+        ),
+        Undocumented(
+            "partial-share",
+            "llama_memory_seq_cp: p0 and p1 limit the positions that are copied; it returns nothing, so a memory that cannot copy a part cannot say so",
+        ),
+        Undocumented(
+            "shift-of-shared",
+            "llama_memory_seq_add: the delta is added \"to all tokens that belong to the specified sequence\"; "
+            "whether a token that belongs to two sequences moves for both is not said",
+        ),
+        Undocumented(
+            "divide",
+            "llama_memory_seq_div: \"Integer division of the positions\"; positions of several tokens become equal, and what a decode then sees is not said",
+        ),
+        Undocumented(
+            "small-ubatch",
+            "n_rs_seq: \"number of recurrent-state snapshots per seq for rollback\", marked experimental; how it bounds n_ubatch is not said",
+        ),
+        Undocumented(
+            "foreign-partial-restore",
+            "LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: \"work only with partial states, such as SWA KV cache or recurrent cache\"; "
+            "a partial state is complete only beside the rest of the sequence it was saved from",
+        ),
+    )  # fmt: skip
+
+    def version(self) -> str:
+        """The package and the build, e.g. "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 1f9a03c2)"; see `open` for errors."""
+        library = load_library()
+        return f"llama-cpp-python {library.package_version} ({library.build})"
+
+    def describe(self) -> str:
+        return f"{self.version()} at {load_library().path}"
+
+    def open(self, model: Model, configuration: CacheConfiguration) -> LlamaSession:
+        """A new context of `model`. Raises UnavailableError when the library cannot be used, UsageError for what it cannot open."""
+        if model.family not in self.families:
+            raise UsageError(f"target llamacpp does not run family `{model.family}`; it runs {', '.join(self.families)}")
+        models = _models()
+        return LlamaSession(models.library, models.get(model), model, configuration)
+
+
+def last_log_lines() -> list[str]:
+    """The library's last warnings and errors, at most 40, oldest first."""
+    return list(load_library().log.lines)
+
+
+TARGET = LlamaTarget()
