@@ -7,6 +7,7 @@ Rules
 - A measured floor is remembered per target version and model, so that it is measured once on a machine.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from ..spec.errors import UnavailableError
 from ..spec.models import Model, model_text
 from ..spec.operations import Decode, Item, Outputs
 from ..spec.programs import Program
+from ..spec.weights import weights_of
 from ..store.campaigns import Noise
 from .execution import Run
 from .judgement import worst_error
@@ -77,7 +79,11 @@ def _memory_path() -> Path:
 
 
 def _memory_key(target: str, version: str, model: Model) -> str:
-    return " | ".join([target, version, model_text(model), platform.machine(), platform.processor(), platform.node()])
+    """A measurement holds for the target, its version, the very weights, and the machine."""
+    digest = hashlib.blake2b(digest_size=8)
+    for weight in weights_of(model).values():
+        digest.update(weight)
+    return " | ".join([target, version, model_text(model), digest.hexdigest(), platform.machine(), platform.node()])
 
 
 def remembered_noise(target: str, version: str, model: Model) -> Noise | None:

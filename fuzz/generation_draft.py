@@ -8,6 +8,7 @@ Rules
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,7 +43,6 @@ class Track:
 
     def __init__(self) -> None:
         self.salt = 0
-        self.lost = False
         self.empty()
         self.lost = False
 
@@ -52,20 +52,40 @@ class Track:
         self.lost = True
         self.pending = self.divided = self.may_hold = False
 
+    def copied(self) -> "Copied":
+        """What a share or a save takes along."""
+        return Copied(self.length, self.offset, self.log_id, self.divided, self.may_hold)
+
+    def take(self, copied: "Copied") -> None:
+        """Its log is now another's."""
+        self.length, self.offset, self.log_id, self.divided, self.may_hold = copied
+        self.newest = 0
+        self.lost = True
+
     @property
     def end_position(self) -> int:
         """Position of the next token."""
         return self.offset + self.length
 
 
-class Saved:
-    """What is believed of one slot."""
+class Copied(NamedTuple):
+    """The part of a track that a share or a save takes along."""
 
-    __slots__ = ("damaged", "device", "divided", "length", "log_id", "n_seq_max", "offset", "partial", "sequence", "session", "shortest", "unified")
+    length: int
+    offset: int
+    log_id: int
+    divided: bool
+    may_hold: bool
+
+
+class Saved:
+    """What is believed of one slot; `shortest` is the least length that its sequence has had since (-1: its positions moved)."""
+
+    __slots__ = ("copied", "damaged", "device", "n_seq_max", "partial", "sequence", "session", "shortest", "unified")
 
     def __init__(self, sequence: int, track: Track, cache: CacheConfiguration, session: int, partial: bool, device: bool) -> None:
         self.sequence = sequence
-        self.length, self.offset, self.log_id, self.divided = track.length, track.offset, track.log_id, track.divided
+        self.copied = track.copied()
         self.n_seq_max, self.unified = cache.n_seq_max, cache.unified
         self.session = session
         self.partial, self.device = partial, device
@@ -79,7 +99,7 @@ class SavedSession:
     __slots__ = ("n_seq_max", "tracks", "unified")
 
     def __init__(self, tracks: Sequence[Track], cache: CacheConfiguration) -> None:
-        self.tracks = [(track.length, track.offset, track.log_id, track.divided) for track in tracks]
+        self.tracks = [track.copied() for track in tracks]
         self.n_seq_max, self.unified = cache.n_seq_max, cache.unified
 
 
@@ -136,10 +156,11 @@ class Draft:
         choices = self.choices
         if len(sequences) == 1:
             return sequences[0]
+        roll = choices.integer(0, 99)
         pending = [sequence for sequence in sequences if self.tracks[sequence].pending]
-        if pending and choices.chance(35):
+        if pending and roll < 35:
             return choices.pick(pending)
-        if self.hot in sequences and choices.chance(self._heat):
+        if self.hot in sequences and (99 - roll if pending else roll) < self._heat:
             return self.hot
         return choices.pick(sequences)
 
@@ -148,6 +169,10 @@ class Draft:
         if len(self.active) < len(self.tracks) and self.choices.chance(5):
             return self.choices.integer(0, len(self.tracks) - 1)
         return self.one_of(self.active)
+
+    def is_rollback_pending(self) -> bool:
+        """Whether some sequence was rolled back and not decoded since."""
+        return any([track.pending for track in self.tracks])  # noqa: C419 - a list is faster here
 
     def filled(self) -> list[int]:
         """Sequences that are believed to hold tokens."""
@@ -218,7 +243,9 @@ class Draft:
         """A rollback of so many tokens was asked for; only a promised one is believed to have happened."""
         track = self.tracks[sequence]
         if token_count >= track.length:
+            may_hold = track.may_hold  # the log may be longer than believed
             self.emptied(sequence)
+            track.may_hold = may_hold
             return
         track.lost = True
         if not track.divided and token_count <= min(self.cache.n_rs_seq, track.newest - 1):
@@ -231,21 +258,21 @@ class Draft:
     def shared(self, source: int, destination: int) -> None:
         """The destination is a copy of the source."""
         track, copy = self.tracks[source], self.tracks[destination]
-        copy.length, copy.offset, copy.log_id, copy.divided = track.length, track.offset, track.log_id, track.divided
-        copy.pending, copy.may_hold = track.pending, track.may_hold
-        track.newest = copy.newest = 0
-        copy.lost = True
+        copy.take(track.copied())
+        copy.pending = track.pending
+        track.newest = 0
         self.shortened(destination)
 
-    def replaced(self, sequence: int, length: int, offset: int, log_id: int, divided: bool) -> None:
-        """A restore gave the sequence another log."""
+    def restored(self, sequence: int, copied: Copied, is_promised: bool) -> None:
+        """A restore into the sequence was asked for; only a promised one is believed to have happened."""
         track = self.tracks[sequence]
-        track.length, track.offset, track.log_id, track.divided = length, offset, log_id, divided
-        track.newest = 0
-        track.pending = False
+        may_hold = track.may_hold or copied.may_hold
         track.lost = True
-        track.may_hold = track.may_hold or length > 0
-        self.shortened(sequence)
+        if is_promised:
+            track.take(copied)
+            track.pending = False
+            self.shortened(sequence)
+        track.may_hold = may_hold
 
     def shortened(self, sequence: int) -> None:
         """Partial saves of the sequence learn how short it is."""

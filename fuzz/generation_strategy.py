@@ -4,20 +4,28 @@ Rules
 - Every operation is drawn inside a span of its own together with the question whether to go on, so that the shrinker can cut
   out one operation, or a run of them, and nothing else. (Drawing a number of operations first would shrink badly.)
 - Swarm weights are one draw: a set of features switched off, which shrinks to all of them on.
+- Fewer draws shrink better and cost less: whether an operation may be unusual at all is part of the question whether to go on;
+  in a usual one every small chance is answered No without a draw.
 Source: Hypothesis, guides/strategies-that-shrink.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from hypothesis import strategies as st
 
 from ..spec.models import Model
 from ..spec.programs import Program
+from .choices import SWARM_WEIGHT_MAX
 from .generation_operations import draw_program
 
 Option = TypeVar("Option")
+
+
+SMALL_CHANCE_PERCENT = 15
+_UNUSUAL_OF_FOUR = 1
 
 
 class HypothesisChoices:
@@ -25,11 +33,16 @@ class HypothesisChoices:
 
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
+        self._unusual = True
 
     def integer(self, low: int, high: int) -> int:
-        return low if low == high else self._draw(st.integers(low, high))
+        return low if low == high else self._draw(_integers(low, high))
 
     def chance(self, percent: int) -> bool:
+        if percent <= SMALL_CHANCE_PERCENT:
+            if not self._unusual:
+                return False
+            percent *= 4 // _UNUSUAL_OF_FOUR
         return self.integer(0, 99) >= 100 - percent
 
     def pick(self, options: Sequence[Option]) -> Option:
@@ -40,22 +53,39 @@ class HypothesisChoices:
 
     def swarm(self, count: int) -> list[int]:
         off = self.integer(0, (1 << count) - 1)
-        return [1 - (off >> number & 1) for number in range(count)]
+        return [0 if off >> number & 1 else SWARM_WEIGHT_MAX // 2 for number in range(count)]
+
+    def begin(self) -> None:
+        """Ask whether what comes next, before the first operation, may be unusual."""
+        self._unusual = self.integer(0, 3) >= 4 - _UNUSUAL_OF_FOUR
 
     def repeat(self, step: Callable[[], bool], fewest: int, average: int, most: int) -> None:
         for _ in range(most):
-            if not self._draw(_one_more(step, average)):
-                return
+            if not self._draw(_one_more(self, step, average)):
+                break
+        self._unusual = False
+
+    def go_on(self, average: int) -> bool:
+        """One draw: 0 ends, the rest goes on, the largest quarter with something unusual."""
+        answer = self.integer(0, 4 * average)
+        self._unusual = answer > (4 - _UNUSUAL_OF_FOUR) * average
+        return answer > 0
+
+
+@lru_cache(maxsize=4096)
+def _integers(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)
 
 
 @st.composite
-def _one_more(draw: st.DrawFn, step: Callable[[], bool], average: int) -> bool:
-    return draw(st.integers(0, average)) > 0 and step()
+def _one_more(draw: st.DrawFn, choices: HypothesisChoices, step: Callable[[], bool], average: int) -> bool:
+    return choices.go_on(average) and step()
 
 
 @st.composite
 def program_strategy(draw: st.DrawFn, families: Sequence[str], max_operations: int) -> Program:
     """Programs of these families with at most `max_operations` operations."""
     choices = HypothesisChoices(draw)
+    choices.begin()
     model = Model(choices.pick(families), choices.integer(0, 1))
     return draw_program(choices, model, max_operations)

@@ -69,6 +69,19 @@ class Reduction(msgspec.Struct, frozen=True):
         return self.trial.program
 
 
+def _rank(operation: AnyOperation) -> int:
+    """Forms that are less plain than another form of the same thing."""
+    match operation:
+        case Remove():
+            return 1
+        case Save(partial=partial, device=device):
+            return partial + device
+        case Damage(how=how):
+            return ("truncate", "header", "flip", "foreign").index(how)
+        case _:
+            return 0
+
+
 def cost(program: Program) -> tuple[int, ...]:
     """What makes a program large, the most important first."""
     items = [item for operation in program.operations if isinstance(operation, Decode | Cancel) for item in operation.items]
@@ -77,6 +90,7 @@ def cost(program: Program) -> tuple[int, ...]:
     return (
         len(program.operations),
         sum(len(item.sequences) for item in items),
+        sum(map(_rank, program.operations)),
         sum(item.token_count for item in items),
         sum(item.tokens is not None for item in items),
         sum(getattr(program.cache, key) != getattr(default, key) for key in CACHE_KEYS) + len(program.model.dimensions),
@@ -117,6 +131,21 @@ def _replacing(program: Program, change: Callable[[AnyOperation], Iterable[AnyOp
     for index, operation in enumerate(program.operations):
         for other in change(operation):
             yield _with_operations(program, (*program.operations[:index], other, *program.operations[index + 1 :]))
+
+
+def _plainer(operation: AnyOperation) -> Iterator[AnyOperation]:
+    """The plainer form of the same operation."""
+    match operation:
+        case Remove(sequence=sequence):
+            yield from (Rollback(sequence, count) for count in (1, 2, 3))
+        case Share(start=start, end=end) if (start, end) != (-1, -1):
+            yield Share(operation.source, operation.destination)
+        case Save(partial=partial, device=device) if partial or device:
+            yield Save(operation.sequence, operation.slot)
+        case Damage(slot=slot, how=how) if how != "truncate":
+            yield Damage(slot, "truncate", 1)
+        case _:
+            return
 
 
 def _fewer_items(operation: AnyOperation) -> Iterator[AnyOperation]:
@@ -241,6 +270,7 @@ def candidates(program: Program) -> Iterator[Program]:
     """Smaller programs, the largest savings first."""
     yield from _without_chunks(program)
     yield from _replacing(program, _fewer_items)
+    yield from _replacing(program, _plainer)
     yield from _simpler_surroundings(program)
     yield from _replacing(program, _smaller_numbers)
     yield from _renumbered(program)
@@ -267,7 +297,7 @@ class _Search:
         self.best = start
         self.tried = 0
         self.others: dict[str, Trial] = {}
-        self.seen: set[Program] = set()
+        self.seen: set[str] = set()
         self.deadline = monotonic() + seconds_max
         self.on_step = on_step
         self.error_floor = 0.0
@@ -291,9 +321,10 @@ class _Search:
         """Try programs in their order, some at a time; the first that is accepted."""
         batch: list[Program] = []
         for program in programs:
-            if program in self.seen or not _is_program(program):
+            text = program_text(program)
+            if text in self.seen or not _is_program(program):
                 continue
-            self.seen.add(program)
+            self.seen.add(text)
             batch.append(program)
             if len(batch) == BATCH_CANDIDATES:
                 if found := self._try(batch, accept):
@@ -352,9 +383,11 @@ def reduce_trial(
     search.take(start)
     search.to_fixpoint()
     if known and not search.is_known(search.best):
-        # nothing more can go without becoming a known finding: if something can go, it was that finding with decoration
+        # nothing more can go without becoming a known finding: if something can still go, it was that finding with decoration
         search.seen.clear()
-        decoration = search.first_that_keeps(_without_chunks(search.best.program), search.is_known)
+        size = cost(search.best.program)
+        smaller = (program for program in candidates(search.best.program) if cost(program) < size)
+        decoration = search.first_that_keeps(smaller, search.is_known)
         if decoration is not None:
             search.take(decoration)
     uses = _without_undocumented(search)

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from ..oracle.contract import Checker, Demand
 from ..oracle.ledger import Log
+from ..spec.configuration import CacheConfiguration, changed
 from ..spec.families import dimensions_of
-from ..spec.operations import AnyOperation, Damage, Decode, Divide, Restore, Save, SaveAll, Share, Shift
+from ..spec.operations import AnyOperation, Cancel, Damage, Decode, Divide, Reopen, Restore, Save, SaveAll, Share, Shift
 from ..spec.programs import Program
-from ..spec.target import Target
+from ..spec.target import Capabilities, Target
 from ..spec.verdicts import Verdict
 from .execution import Run, Step
 
@@ -51,6 +52,15 @@ def _is_shared(logs: list[Log], sequence: int) -> bool:
     return any(marks & set(log.marks) for other, log in enumerate(logs) if other != sequence)
 
 
+def _has_small_ubatch(cache: CacheConfiguration, capabilities: Capabilities) -> bool:
+    return capabilities.n_rs_seq > 0 and cache.n_ubatch <= capabilities.n_rs_seq + 1
+
+
+def _opening_uses(cache: CacheConfiguration, capabilities: Capabilities) -> set[str]:
+    """Memory that was used before was filled by decodes."""
+    return {"small-ubatch"} if cache.start != "fresh" and _has_small_ubatch(cache, capabilities) else set()
+
+
 def _uses(moment: Moment) -> set[str]:
     checker, logs = moment.checker, moment.checker.ledger.logs
     match moment.operation:
@@ -61,8 +71,10 @@ def _uses(moment: Moment) -> set[str]:
             return {"shift-of-shared"}
         case Divide():
             return {"divide"}
-        case Decode() if checker.capabilities.n_rs_seq > 0 and checker.cache.n_ubatch <= checker.capabilities.n_rs_seq + 1:
+        case Decode() | Cancel() if _has_small_ubatch(checker.cache, checker.capabilities):
             return {"small-ubatch"}
+        case Reopen(changes=changes):
+            return _opening_uses(changed(checker.cache, changes), checker.capabilities)
         case Restore(slot=name, sequence=sequence) if (
             (slot := checker.ledger.slots.get(name)) and slot.partial and slot.sequence != sequence
         ):
@@ -76,7 +88,7 @@ def undocumented_uses(program: Program, run: Run, verdict: Verdict, target: Targ
     known = {entry.use for entry in target.undocumented}
     if not known:
         return ()
-    found: set[str] = set()
+    found = _opening_uses(program.cache, run.capabilities)
     for moment in retrace(program, run):
         if verdict.operation_index is not None and moment.index > verdict.operation_index:
             break

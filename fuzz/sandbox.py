@@ -7,6 +7,7 @@ Rules
 """
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -141,13 +142,14 @@ class Sandbox:
 
     def _death(self, program: Program, number: int, code: int, stopped: bool) -> Death:
         place_number, index = PLACE.unpack(os.pread(self._place.fileno(), PLACE.size, 0))
-        operation_index = max(0, index) if place_number == number else 0
+        operation_index = index if place_number == number and index >= 0 else None  # None: while opening the session
         log = self._last_words()
         if stopped:
             return Death(_death_verdict("hang", program, operation_index, f"no answer within {self.program_seconds_max:g} s"), log)
         if code == -signal.SIGKILL:
             return Death(Verdict("unknown", operation_index, reason="the process was killed from outside, perhaps for memory"), log)
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        log = tuple(re.sub(r"(?<![\w.])/\S*/", "", line) for line in log)  # where it was built says nothing
         words = next((line for line in reversed(log) if "ASSERT" in line or "error" in line.lower()), log[-1] if log else "no message")
         return Death(_death_verdict("crash", program, operation_index, f"the process died ({cause}): {words}"[:300]), log)
 
@@ -169,6 +171,6 @@ class Sandbox:
         self._folder.cleanup()
 
 
-def _death_verdict(kind: str, program: Program, operation_index: int, reason: str) -> Verdict:
-    named = sorted(sequences_of(program.operations[operation_index])) if program.operations else []
+def _death_verdict(kind: str, program: Program, operation_index: int | None, reason: str) -> Verdict:
+    named = [] if operation_index is None else sorted(sequences_of(program.operations[operation_index]))
     return Verdict(kind, operation_index, named[0] if named else None, relation="self", reason=reason)  # type: ignore[arg-type]

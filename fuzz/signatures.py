@@ -1,13 +1,13 @@
 """Signatures: when are two divergences the same one.
 
 Rules
-- A signature has no numbers, ids or line numbers: target, family, kind, the operation at which it parted, its relation, the part
-  of the state, and the operations that had to come before.
-- Coarse before reduction (without what came before), fine after it; both are pinned by golden files.
+- A signature has no numbers, ids or line numbers: target, family, kind, the operation at which it parted, the part of the state,
+  the relation, and the operations that had to come before.
+- Coarse before reduction (without relation and what came before: in a long program both are accidents), fine after it; both are
+  pinned by golden files.
 """
 
 import re
-from collections.abc import Iterable
 
 from ..spec.operations import AnyOperation, Cancel, Damage, Decode, Remove, Save, Share, operation_name
 from ..spec.programs import Program
@@ -42,10 +42,10 @@ def crash_site(verdict: Verdict) -> str:
 
 
 def coarse_signature(target: str, program: Program, verdict: Verdict) -> str:
-    """Target, family, kind, operation, relation, part; for a crash also what the engine said."""
-    index = verdict.operation_index or 0
-    at = enabling_name(program.operations[index]) if index < len(program.operations) else "open"
-    parts = [f"{target}/{program.model.family}", verdict.kind, f"at {at}", f"({verdict.relation or 'self'})"]
+    """Target, family, kind, operation, part; for a crash also what the engine said."""
+    index = verdict.operation_index
+    at = "open" if index is None or index >= len(program.operations) else operation_name(program.operations[index])
+    parts = [f"{target}/{program.model.family}", verdict.kind, f"at {at}"]
     if verdict.part:
         parts.append(f"in {verdict.part}")
     if site := crash_site(verdict):
@@ -53,11 +53,13 @@ def coarse_signature(target: str, program: Program, verdict: Verdict) -> str:
     return " ".join(parts)
 
 
-def _unique(names: Iterable[str]) -> list[str]:
-    return sorted(set(names))
+def enabling_operations(program: Program, verdict: Verdict) -> frozenset[str]:
+    """The operations before the divergence, as words; only of a reduced program did all of them have to come."""
+    return frozenset(enabling_name(operation) for operation in program.operations[: verdict.operation_index or 0])
 
 
 def fine_signature(target: str, program: Program, verdict: Verdict) -> str:
-    """The coarse signature and the operations before the divergence; only of a reduced program are these the enabling ones."""
-    before = _unique(enabling_name(operation) for operation in program.operations[: verdict.operation_index or 0])
-    return coarse_signature(target, program, verdict) + (f" after {'+'.join(before)}" if before else "")
+    """The coarse signature, the relation, and the operations before the divergence."""
+    before = sorted(enabling_operations(program, verdict))
+    after = f" after {'+'.join(before)}" if before else ""
+    return f"{coarse_signature(target, program, verdict)} ({verdict.relation or 'self'}){after}"

@@ -135,16 +135,18 @@ class Bench:
         return Trial(program, run, verdict, signature, self.tolerance(program.model), log)
 
     def _run_before(self, program: Program, death: Death) -> Run | None:
-        """What happened before a worker's death: the same program without the operation that ended it."""
-        index = death.verdict.operation_index or 0
-        shorter = msgspec.structs.replace(program, operations=program.operations[:index])
-        (before,) = self._run([shorter])
-        if not isinstance(before, Run) or len(before.steps) != index:
+        """What happened before a worker's death: the same program without the operation that ended it (or, when it ended while
+        opening, over fresh memory)."""
+        index = death.verdict.operation_index
+        cache = program.cache if index is not None else msgspec.structs.replace(program.cache, start="fresh")
+        (before,) = self._run([Program(program.model, cache, program.operations[: index or 0])])
+        if not isinstance(before, Run) or len(before.steps) != (index or 0):
             return None
-        last = before.steps[-1].positions if before.steps else ()
-        word: OutcomeWord = "hang" if death.verdict.kind == "hang" else "crash"
-        step = Step(Outcome(word, death.verdict.reason), "", "", last)
-        return msgspec.structs.replace(before, steps=(*before.steps, step), spans=(), rows={}, verdict=death.verdict)
+        steps = before.steps
+        if index is not None:
+            word: OutcomeWord = "hang" if death.verdict.kind == "hang" else "crash"
+            steps += (Step(Outcome(word, death.verdict.reason), "", "", steps[-1].positions if steps else ()),)
+        return msgspec.structs.replace(before, steps=steps, spans=(), rows={}, verdict=death.verdict)
 
     def _run(self, programs: Sequence[Program]) -> Sequence[Run | Death | Failed]:
         started = perf_counter()

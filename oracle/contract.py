@@ -340,7 +340,7 @@ class Checker:
             if outcome.word == "refused":
                 verdict = self._after_refusal(index, operation, positions)
             else:
-                verdict = self._take_effect(index, operation, outcome, positions) or self._judge_positions(index, operation, positions)
+                verdict = self.take_effect(index, operation, outcome, positions) or self._judge_positions(index, operation, positions)
                 if not isinstance(operation, Decode):
                     self.suspect = operation
         self._follow_unchecked(positions)
@@ -350,11 +350,13 @@ class Checker:
     def _judge_outcome(self, index: int, operation: AnyOperation, demand: Demand, outcome: Outcome) -> Verdict | None:
         name = operation_name(operation)
         detail = f": {outcome.detail}" if outcome.detail else ""
-        if outcome.word == "error" or (outcome.word == "refused" and demand.word == "must-accept"):
-            because = f" ({demand.reason})" if demand.reason else ""
-            verdict = Verdict("bad-refusal", index, reason=f"{name} must be accepted{because} but was {_said(outcome.word)}{detail}")
+        because = f" ({demand.reason})" if demand.reason else ""
+        if outcome.word == "error":
+            verdict = Verdict("bad-refusal", index, reason=f"{name} was answered with an error, which is neither yes nor no{detail}")
+        elif outcome.word == "refused" and demand.word == "must-accept":
+            verdict = Verdict("bad-refusal", index, reason=f"{name} must be accepted{because} but was refused{detail}")
         elif outcome.word in ("accepted", "cancelled") and demand.word == "must-refuse":
-            verdict = Verdict("false-success", index, reason=f"{name} must be refused ({demand.reason}) but was accepted")
+            verdict = Verdict("false-success", index, reason=f"{name} must be refused{because} but was accepted")
         else:
             return None
         named = sorted(sequences_of(operation))
@@ -375,7 +377,7 @@ class Checker:
                 return self._position_verdict("partial-effect", index, operation, sequence, new[1], reason)
         return None
 
-    def _take_effect(self, index: int, operation: AnyOperation, outcome: Outcome, positions: Positions) -> Verdict | None:
+    def take_effect(self, index: int, operation: AnyOperation, outcome: Outcome, positions: Positions) -> Verdict | None:
         """Bring the logs up to date with an accepted (or cancelled) operation."""
         ledger = self.ledger
         match operation:
@@ -580,6 +582,3 @@ class Checker:
         named = sequences_of(self.suspect) if self.suspect else frozenset()
         return "self" if not named or sequence in named else "other"
 
-
-def _said(word: str) -> str:
-    return "answered with an error" if word == "error" else word

@@ -5,9 +5,13 @@ Rules
 - An account says what was not run: families that could not be tested, operations that were never executed.
 """
 
+from pathlib import Path
+
 import msgspec
 
-from .findings import Finding
+from ..spec.errors import UsageError
+from .files import write_whole
+from .findings import Finding, read_finding
 
 FORMAT = 1
 
@@ -56,3 +60,39 @@ class Campaign(msgspec.Struct, frozen=True):
 
     account: Account
     findings: tuple[Finding, ...]
+
+
+ACCOUNT_FILE = "campaign.json"
+FINDINGS_FOLDER = "findings"
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make sure that a campaign can be written to `folder`. Raises UsageError when it cannot, or when it holds something else."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; --out needs a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty; choose another --out for a new campaign")
+    write_whole(folder / FINDINGS_FOLDER / ".probe", b"")
+    (folder / FINDINGS_FOLDER / ".probe").unlink()
+
+
+def write_account(folder: Path, account: Account) -> None:
+    """Write the account of a campaign. Raises UsageError when it cannot be written."""
+    write_whole(folder / ACCOUNT_FILE, msgspec.json.format(msgspec.json.encode(account), indent=1))
+
+
+def read_campaign(folder: Path) -> Campaign:
+    """Read a campaign's folder. Raises UsageError when it is none, or a file in it is damaged."""
+    path = folder / ACCOUNT_FILE
+    if not path.is_file():
+        raise UsageError(f"{folder} is no campaign: it has no {ACCOUNT_FILE}; `statedrift fuzz --out {folder}` makes one")
+    try:
+        account = msgspec.json.decode(path.read_bytes(), type=Account)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path} is damaged or of another version: {error}") from None
+    if account.format != FORMAT:
+        raise UsageError(f"{path} has format {account.format}; this version reads format {FORMAT}")
+    findings = [read_finding(file) for file in sorted((folder / FINDINGS_FOLDER).glob("*/finding.json"))]
+    return Campaign(account, tuple(sorted(findings, key=lambda finding: (finding.found_after_programs, finding.signature))))

@@ -5,10 +5,14 @@ Rules
 - `finding.json` carries `"format": 1`; reading validates it.
 """
 
+from pathlib import Path
+
 import msgspec
 
-from ..spec.programs import Program
+from ..spec.errors import UsageError
+from ..spec.programs import Program, check_program, program_id, program_text
 from ..spec.verdicts import Verdict
+from .files import write_whole
 
 FORMAT = 1
 
@@ -51,3 +55,37 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seen: int = 1
     log: tuple[str, ...] = ()
     format: int = FORMAT
+
+
+def folder_name(finding: Finding) -> str:
+    """The name of a finding's folder, e.g. "wrong-output-3f9ac1"."""
+    return f"{finding.verdict.kind}-{program_id(finding.program)[:6]}"
+
+
+def write_finding(folder: Path, finding: Finding, script: str | None) -> Path:
+    """Write a finding below `folder` and return its own folder. Raises UsageError when it cannot be written.
+
+    script  its repro.py; None leaves the one that is there
+    """
+    own = folder / folder_name(finding)
+    header = f"# {finding.signature}\n# {finding.title}\n"
+    write_whole(own / "program.drift", (header + program_text(finding.program)).encode())
+    if script is not None:
+        write_whole(own / "repro.py", script.encode())
+    write_whole(own / "finding.json", msgspec.json.format(msgspec.json.encode(finding), indent=1))
+    return own
+
+
+def read_finding(path: Path) -> Finding:
+    """Read one finding.json. Raises UsageError that names the file and what is wrong with it."""
+    try:
+        finding = msgspec.json.decode(path.read_bytes(), type=Finding)
+        check_program(finding.program)
+        check_program(finding.original)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.ValidationError, msgspec.DecodeError, UsageError) as error:
+        raise UsageError(f"{path} is no finding: {error}") from None
+    if finding.format != FORMAT:
+        raise UsageError(f"{path} has format {finding.format}; this version reads format {FORMAT}")
+    return finding

@@ -12,8 +12,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..spec.errors import UnavailableError
-from ..spec.families import dimensions_of, family_of
+from ..spec.families import GgufTensor, dimensions_of, family_of
 from ..spec.models import Model
 from ..spec.weights import weights_of
 
@@ -35,8 +37,9 @@ def write_gguf(model: Model, path: Path) -> None:
         for key, value in metadata.items():
             _add(writer, key, value)
         writer.add_tokenizer_model("none")
-        for name, array in family.gguf_tensors(dimensions, weights_of(model)).items():
-            writer.add_tensor(name, array)
+        weights = weights_of(model)
+        for tensor in family.gguf_tensors(dimensions):
+            writer.add_tensor(tensor.name, _array(weights[tensor.weight], tensor))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -44,6 +47,13 @@ def write_gguf(model: Model, path: Path) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _array(weight: np.ndarray, tensor: GgufTensor) -> np.ndarray:
+    """The weight as it stands in the file, float32."""
+    if tensor.transform == "negative exponential":
+        weight = (-np.exp(weight.astype(np.float64))).astype(np.float32)
+    return weight if tensor.shape is None else weight.reshape(tensor.shape)
 
 
 def _add(writer: Any, key: str, value: object) -> None:

@@ -5,8 +5,8 @@ Rules
   of the package's is changed and a call costs as little as ctypes allows.
 - Structs travel by value, and a wrong layout moves flags silently: the library's defaults are compared with the known ones
   before anything else is called.
-- The library never prints, and never forks a debugger: its warnings are kept in a short list, and an abort writes one line to
-  standard error and ends the process with status 134.
+- The library never prints, and never forks a debugger: its warnings are kept in a short list, and an abort writes the last of them
+  and its own message to standard error and ends the process with status 134.
 - One library a process, loaded once.
 Source: llama.h and ggml.h of llama.cpp, as described by llama-cpp-python.
 """
@@ -29,6 +29,7 @@ PARTIAL_ONLY, ON_DEVICE = 1, 2
 """Flags of the sequence-state functions: the recurrent part only; tensors stay in buffers of the device."""
 
 _LOG_LINES = 40
+_LAST_WORDS = 5
 _WARN, _CONTINUED = 3, 5  # ggml_log_level
 _LogCallback = ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p)
 _GgmlAbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
@@ -130,10 +131,16 @@ class Library:
         self.call: Any = _bind(package, path)
         check_layout(package, self.call, path)
         # the callbacks must live as long as the library uses them, which is as long as the process
-        self._callbacks = (_LogCallback(self.log.receive), _GgmlAbortCallback(_end_process))
+        self._callbacks = (_LogCallback(self.log.receive), _GgmlAbortCallback(self._end_process))
         self.call.llama_log_set(self._callbacks[0], None)
         self.call.ggml_set_abort_callback(self._callbacks[1])
         self.call.llama_backend_init()
+
+    def _end_process(self, message: bytes) -> None:
+        """The library's abort callback: say why, and end at once; the library would fork a debugger for a backtrace."""
+        lines = [*list(self.log.lines)[-_LAST_WORDS:], f"llama.cpp aborted: {message.decode(errors='replace')}"]
+        os.write(2, ("\n".join(lines) + "\n").encode())
+        os._exit(ABORT_STATUS)
 
     @functools.cached_property
     def build(self) -> str:
@@ -184,12 +191,6 @@ def _bind(package: Any, path: Path) -> Any:
             ) from error
         function.restype, function.argtypes = result, arguments
     return functions
-
-
-def _end_process(message: bytes) -> None:
-    """The library's abort callback: say why, and end at once; the library would fork a debugger for a backtrace."""
-    os.write(2, b"llama.cpp aborted: " + message + b"\n")
-    os._exit(ABORT_STATUS)
 
 
 @functools.cache

@@ -8,13 +8,13 @@ Rules
 
 from ..errors import UsageError
 from ..models import Model
-from .family import Dimensions, Family, RowWidths, TensorFact
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
 from .lfm2 import LFM2
 from .mamba2 import MAMBA2
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2)}
 
-__all__ = ["FAMILIES", "Dimensions", "Family", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
+__all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 
 
 def family_of(model: Model) -> Family:

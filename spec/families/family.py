@@ -37,6 +37,21 @@ class TensorFact(msgspec.Struct, frozen=True):
         return math.prod(self.shape)
 
 
+class GgufTensor(msgspec.Struct, frozen=True):
+    """How one weight stands in a GGUF file.
+
+    name       llama.cpp's
+    weight     ours
+    shape      in the file (numpy order), when it is not the weight's
+    transform  "negative exponential": -exp(w), computed in float64; "": as it is
+    """
+
+    name: str
+    weight: str
+    shape: tuple[int, ...] | None = None
+    transform: Literal["", "negative exponential"] = ""
+
+
 class RowWidths(NamedTuple):
     """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp."""
 
@@ -57,7 +72,7 @@ class Family(msgspec.Struct, frozen=True):
     row_widths         of every recurrent layer
     doubled            the model with doubled width
     gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int
-    gguf_tensors       llama.cpp's tensor names -> float32 arrays in GGUF's (numpy) orientation
+    gguf_tensors       llama.cpp's tensors and the weights they are made of
     transformers_class, transformers_configuration, state_dict
                        the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays)
     """
@@ -73,7 +88,7 @@ class Family(msgspec.Struct, frozen=True):
     row_widths: Callable[[Dimensions], RowWidths]
     doubled: Callable[[Model], Model]
     gguf_metadata: Callable[[Dimensions], dict[str, Any]]
-    gguf_tensors: Callable[[Dimensions, Weights], dict[str, np.ndarray]]
+    gguf_tensors: Callable[[Dimensions], tuple[GgufTensor, ...]]
     transformers_class: str
     transformers_configuration: Callable[[Dimensions], dict[str, Any]]
     state_dict: Callable[[Dimensions, Weights], dict[str, np.ndarray]]

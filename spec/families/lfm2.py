@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..models import Model
-from .family import Dimensions, Family, RowWidths, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
 
 NORM_EPSILON = 1e-5
 ROPE_THETA = 10000.0
@@ -98,24 +98,29 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     }
 
 
-def _gguf_tensors(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:
-    tensors = {
-        "token_embd.weight": weights["token_embedding"],
-        "token_embd_norm.weight": weights["output_norm"],
-        "output.weight": weights["output"],
+def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
+    tensors = [
+        GgufTensor("token_embd.weight", "token_embedding"),
+        GgufTensor("token_embd_norm.weight", "output_norm"),
+        GgufTensor("output.weight", "output"),
+    ]
+    feed_forward = {
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "ffn_gate",
+        "ffn_up": "ffn_up",
+        "ffn_down": "ffn_down",
     }
-    names = {
-        "operator_norm": "attn_norm", "q_projection": "attn_q", "k_projection": "attn_k", "v_projection": "attn_v",
-        "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "ffn_norm": "ffn_norm", "ffn_gate": "ffn_gate", "ffn_up": "ffn_up",
-        "ffn_down": "ffn_down", "in_projection": "shortconv.in_proj", "convolution": "shortconv.conv",
+    attention = {
+        "q_projection": "attn_q", "k_projection": "attn_k", "v_projection": "attn_v", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
+        "out_projection": "attn_output",
     }  # fmt: skip
-    attention = _attention_layers(dimensions)
+    short_convolution = {"in_projection": "shortconv.in_proj", "convolution": "shortconv.conv", "out_projection": "shortconv.out_proj"}
+    attention_layers = _attention_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
-        prefix = f"layers.{layer}."
-        for name, gguf_name in (names | {"out_projection": "attn_output" if layer in attention else "shortconv.out_proj"}).items():
-            if prefix + name in weights:
-                tensors[f"blk.{layer}.{gguf_name}.weight"] = weights[prefix + name]
-    return tensors
+        names = feed_forward | (attention if layer in attention_layers else short_convolution)
+        tensors += [GgufTensor(f"blk.{layer}.{theirs}.weight", f"layers.{layer}.{ours}") for ours, theirs in names.items()]
+    return tuple(tensors)
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """mamba2: a pure recurrent model (Mamba-2), every layer a causal convolution and a state-space scan.
 
 The weights are drawn so that every state row shows: B, C and x lean to one side (a positive convolution bias), so that no token leaves the
-recurrent state alone; decays halve a state in about two to eight tokens, so that a state one token late differs; the mixers outweigh what
-passes by them. tests/quality/test_sensitivity.py holds them to it.
+recurrent state alone; decays halve a state in about two to four tokens, so that a state one token late differs; each mixer outweighs
+what passes by it. tests/quality/test_sensitivity.py holds them to it.
 
 Sources: Dao and Gu 2024 (arXiv:2405.21060); Transformers' Mamba2ForCausalLM; llama.cpp's src/models/mamba2.cpp and mamba-base.cpp.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..models import Model
-from .family import Dimensions, Family, RowWidths, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
 
 NORM_EPSILON = 1e-5
 
@@ -44,10 +44,10 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.7),
             TensorFact(prefix + "convolution_bias", (channels,), "normal", 0.05, 0.7),
             TensorFact(prefix + "dt_bias", (n_head,), "uniform", 0.7, 1.0),
-            TensorFact(prefix + "a_log", (n_head,), "uniform", 1.1, -2.5),
+            TensorFact(prefix + "a_log", (n_head,), "uniform", 0.9, -2.2),
             TensorFact(prefix + "d", (n_head,), "normal", 0.1, 0.5),
             TensorFact(prefix + "gated_norm", (d_inner,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 2.5 / math.sqrt(d_inner)),
+            TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 2.5 * min(1.6**layer, 4.0) / math.sqrt(d_inner)),
         ]
     facts += [
         TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
@@ -81,27 +81,27 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     }
 
 
-def _gguf_tensors(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:
-    tensors = {
-        "token_embd.weight": weights["token_embedding"],
-        "output_norm.weight": weights["output_norm"],
-        "output.weight": weights["output"],
-    }
+def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
+    tensors = [
+        GgufTensor("token_embd.weight", "token_embedding"),
+        GgufTensor("output_norm.weight", "output_norm"),
+        GgufTensor("output.weight", "output"),
+    ]
+    n_head, n_group = dimensions["n_head"], dimensions["n_group"]
     for layer in range(dimensions["n_layer"]):
-        source, prefix = f"layers.{layer}.", f"blk.{layer}."
-        decay = -np.exp(weights[source + "a_log"].astype(np.float64))
-        tensors |= {
-            prefix + "attn_norm.weight": weights[source + "norm"],
-            prefix + "ssm_in.weight": weights[source + "in_projection"],
-            prefix + "ssm_conv1d.weight": weights[source + "convolution"],
-            prefix + "ssm_conv1d.bias": weights[source + "convolution_bias"],
-            prefix + "ssm_dt.bias": weights[source + "dt_bias"],
-            prefix + "ssm_a": decay.astype(np.float32).reshape(-1, 1),
-            prefix + "ssm_d": weights[source + "d"].reshape(-1, 1),
-            prefix + "ssm_norm.weight": weights[source + "gated_norm"].reshape(dimensions["n_group"], -1),
-            prefix + "ssm_out.weight": weights[source + "out_projection"],
-        }
-    return tensors
+        ours, theirs = f"layers.{layer}.", f"blk.{layer}."
+        tensors += [
+            GgufTensor(theirs + "attn_norm.weight", ours + "norm"),
+            GgufTensor(theirs + "ssm_in.weight", ours + "in_projection"),
+            GgufTensor(theirs + "ssm_conv1d.weight", ours + "convolution"),
+            GgufTensor(theirs + "ssm_conv1d.bias", ours + "convolution_bias"),
+            GgufTensor(theirs + "ssm_dt.bias", ours + "dt_bias"),
+            GgufTensor(theirs + "ssm_a", ours + "a_log", (n_head, 1), "negative exponential"),
+            GgufTensor(theirs + "ssm_d", ours + "d", (n_head, 1)),
+            GgufTensor(theirs + "ssm_norm.weight", ours + "gated_norm", (n_group, dimensions["d_inner"] // n_group)),
+            GgufTensor(theirs + "ssm_out.weight", ours + "out_projection"),
+        ]
+    return tuple(tensors)
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:

@@ -1,0 +1,372 @@
+"""A campaign: shards until the budget is spent, and every new divergence reduced, re-run and kept.
+
+Rules
+- Shards are merged in their order, so that the same seed gives the same programs on one process and on many.
+- Fuzzing and reducing share the time: reduction never takes more than half of it while fuzzing goes on.
+- Divergences that no known finding explains are reduced first; the others still get a share, for two faults can wear one coat.
+- A family that cannot be tested is said, not left out in silence.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from ..oracle.recompute import use_one_thread
+from ..spec.errors import UnavailableError, UsageError
+from ..spec.models import Model
+from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare_folder, write_account
+from ..store.findings import Finding, write_finding
+from .reduction import Reduction, reduce_trial
+from .reproduction import reproduction_script
+from .shards import SHARD_PROGRAMS, Divergent, ShardResult, run_shard, run_shard_in_worker, shard_model, start_worker
+from .signatures import enabling_operations
+from .titles import title_of
+from .trial import Bench, Trial
+
+RERUNS = 10
+REDUCTION_SECONDS_MAX = 20.0
+EXPLAINED_REDUCTIONS_MAX = 24
+"""Reductions, for each coarse signature, of divergences that a known finding may explain."""
+WAITING_MAX = 200
+"""Divergences, for each coarse signature, that wait for their reduction."""
+AFTERTIME_SHARE = 0.25
+"""How much longer than its time a campaign may go on reducing what nothing explains yet."""
+ACCOUNT_SECONDS = 10.0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What to run: a number of seconds, or of programs."""
+
+    target: str
+    families: tuple[str, ...]
+    seconds: float | None = None
+    programs: int | None = None
+    seed: int = 0
+    jobs: int = 1
+    out: Path | None = None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where a campaign is; told after every shard and every step of a reduction."""
+
+    seconds: float
+    programs: int
+    operations: int
+    accepted_share: float
+    findings: int
+    last_finding_seconds: float | None
+    unknown: int
+    phase: str
+
+
+class _Waiting(msgspec.Struct):
+    """A divergence that waits for its reduction."""
+
+    program_number: int
+    seconds: float
+    trial: Trial
+    enabling: frozenset[str]
+
+
+class _Findings:
+    """What is known, and what waits."""
+
+    def __init__(self) -> None:
+        self.by_signature: dict[str, Finding] = {}
+        self.enabling: dict[str, list[tuple[frozenset[str], str]]] = defaultdict(list)  # coarse -> (operations, fine)
+        self.waiting: dict[str, list[_Waiting]] = defaultdict(list)
+        self.explained_reductions: Counter[str] = Counter()
+
+    def explanation(self, coarse: str, enabling: frozenset[str]) -> str | None:
+        """A known finding whose operations are all in the program."""
+        return next((fine for known, fine in self.enabling[coarse] if known <= enabling), None)
+
+    def add_divergent(self, waiting: _Waiting) -> None:
+        """Count a divergence for a finding that may explain it, and let it wait for its turn."""
+        coarse = waiting.trial.signature
+        assert coarse is not None
+        explained = self.explanation(coarse, waiting.enabling)
+        if explained is not None:
+            self.count(explained)
+        if len(self.waiting[coarse]) < WAITING_MAX:
+            self.waiting[coarse].append(waiting)
+
+    def count(self, fine: str) -> None:
+        finding = self.by_signature[fine]
+        self.by_signature[fine] = msgspec.structs.replace(finding, seen=finding.seen + 1, last_seen=_now())
+
+    def next_waiting(self, with_explained: bool) -> _Waiting | None:
+        """The next divergence to reduce: the smallest that nothing explains, else (when asked) one that may hide another fault."""
+        best: tuple[int, str, int] | None = None
+        for coarse, entries in self.waiting.items():
+            for place, entry in enumerate(entries):
+                explained = self.explanation(coarse, entry.enabling) is not None
+                if explained and (not with_explained or self.explained_reductions[coarse] >= EXPLAINED_REDUCTIONS_MAX):
+                    continue
+                rank = (1000 * (1 + self.explained_reductions[coarse]) if explained else 0) + len(entry.trial.program.operations)
+                if best is None or rank < best[0]:
+                    best = (rank, coarse, place)
+        if best is None:
+            return None
+        _, coarse, place = best
+        entry = self.waiting[coarse].pop(place)
+        if self.explanation(coarse, entry.enabling) is not None:
+            self.explained_reductions[coarse] += 1
+        return entry
+
+    def add_finding(self, coarse: str, finding: Finding, enabling: frozenset[str]) -> None:
+        self.by_signature[finding.signature] = finding
+        self.enabling[coarse].append((enabling, finding.signature))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class _Campaign:
+    def __init__(self, settings: Settings, bench: Bench, on_progress: Callable[[Progress], None]) -> None:
+        self.settings = settings
+        self.bench = bench
+        self.on_progress = on_progress
+        self.started = monotonic()
+        self.started_at = _now()
+        self.findings = _Findings()
+        self.noise: dict[str, Noise] = {}
+        self.could_not_test: dict[str, str] = {}
+        self.programs = self.operations = 0
+        self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+        self.verdicts: Counter[str] = Counter()
+        self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
+        self.last_finding_seconds: float | None = None
+        self.phase = "noise"
+        self.account_written = 0.0
+        self.models: dict[Model, Noise] = {}
+
+    # --- the budget --------------------------------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        return monotonic() - self.started
+
+    def wants_shard(self, submitted_programs: int) -> bool:
+        if self.settings.programs is not None:
+            return submitted_programs < self.settings.programs
+        return self.seconds < (self.settings.seconds or 0.0)
+
+    def shard_size(self, submitted_programs: int) -> int:
+        return SHARD_PROGRAMS if self.settings.programs is None else min(SHARD_PROGRAMS, self.settings.programs - submitted_programs)
+
+    # --- the work ----------------------------------------------------------------------------------------------------------
+
+    def measure(self) -> tuple[str, ...]:
+        """Measure the noise of every family; those that can be tested."""
+        testable = []
+        for family in self.settings.families:
+            self.tell()
+            try:
+                for model in {shard_model(self.settings.seed, shard, (family,)) for shard in range(64)}:
+                    noise = self.bench.noise(model)
+                    self.models[model] = noise
+                    if family not in self.noise or noise.tolerance > self.noise[family].tolerance:
+                        self.noise[family] = noise
+                testable.append(family)
+            except UnavailableError as error:
+                self.could_not_test[family] = str(error)
+        return tuple(testable)
+
+    def shards(self, families: tuple[str, ...]) -> Iterator[ShardResult]:
+        """Results in the order of the shards' numbers."""
+        if self.settings.jobs == 1:
+            shard = submitted = 0
+            while self.wants_shard(submitted):
+                size = self.shard_size(submitted)
+                submitted += size
+                yield run_shard(self.bench, self.settings.seed, shard, families, size)
+                shard += 1
+            return
+        noise = msgspec.json.encode(list(self.models.items()))
+        with ProcessPoolExecutor(self.settings.jobs, get_context("spawn"), start_worker, (self.settings.target, noise)) as pool:
+            running: list[Future[bytes]] = []
+            shard = submitted = 0
+            try:
+                while running or self.wants_shard(submitted):
+                    while len(running) < 2 * self.settings.jobs and self.wants_shard(submitted):
+                        size = self.shard_size(submitted)
+                        running.append(pool.submit(run_shard_in_worker, self.settings.seed, shard, families, size))
+                        submitted += size
+                        shard += 1
+                    if running:
+                        yield msgspec.msgpack.decode(running.pop(0).result(), type=ShardResult)
+            finally:
+                for future in running:
+                    future.cancel()
+
+    def merge(self, result: ShardResult) -> None:
+        """Take over a shard's result."""
+        for divergent in result.divergent:
+            self.findings.add_divergent(self.waiting(divergent))
+        self.programs += result.programs
+        self.operations += result.operations
+        for name, counts in result.outcomes.items():
+            self.outcomes[name].update(counts)
+        self.verdicts.update(result.verdicts)
+        self.seconds_generating += result.seconds_generating
+        self.seconds_running += result.seconds_running
+        self.seconds_judging += result.seconds_judging
+
+    def waiting(self, divergent: Divergent) -> _Waiting:
+        trial = divergent.trial
+        enabling = enabling_operations(trial.program, trial.verdict)
+        return _Waiting(self.programs + divergent.number + 1, self.seconds, trial, enabling)
+
+    def reduce_within_share(self) -> None:
+        """Reduce while reduction has had less than half of the time."""
+        while self.seconds_reducing <= 0.5 * self.seconds and (waiting := self.findings.next_waiting(True)):
+            self.reduce(waiting)
+            if self.settings.seconds is not None and self.seconds > self.settings.seconds:
+                return
+
+    def reduce_the_rest(self) -> None:
+        """After the last shard: reduce what nothing explains; with a budget of programs also what may hide another fault."""
+        budget = self.settings.seconds
+        aftertime = 120.0 if budget is None else max(5.0, AFTERTIME_SHARE * budget)
+        deadline = self.seconds + aftertime
+        while self.seconds < deadline and (waiting := self.findings.next_waiting(budget is None)):
+            self.reduce(waiting)
+
+    def reduce(self, waiting: _Waiting) -> None:
+        """Reduce one divergence; keep it when it is a new finding."""
+        self.phase = "reducing"
+        started = monotonic()
+        coarse = waiting.trial.signature
+        assert coarse is not None
+        known = frozenset(fine for _, fine in self.findings.enabling[coarse])
+        again = self.bench.try_program(waiting.trial.program)
+        if again.signature != coarse:  # it does not come back: keep it, with its reliability
+            again = waiting.trial
+        reduction = reduce_trial(again, self.bench, known, REDUCTION_SECONDS_MAX, lambda _: self.tell())
+        for other in reduction.others:
+            if other.signature is not None and not self.findings.enabling[other.signature]:
+                enabling = enabling_operations(other.program, other.verdict)
+                self.findings.add_divergent(_Waiting(waiting.program_number, waiting.seconds, other, enabling))
+        if reduction.signature in self.findings.by_signature:
+            self.findings.count(reduction.signature)
+        else:
+            self.keep(waiting, coarse, reduction)
+        self.seconds_reducing += monotonic() - started
+        self.phase = "fuzzing"
+        self.tell()
+
+    def keep(self, waiting: _Waiting, coarse: str, reduction: Reduction) -> None:
+        """Re-run a reduced program and keep it as a finding."""
+        trial = reduction.trial
+        reruns = self.bench.try_programs([trial.program] * RERUNS)
+        now = _now()
+        finding = Finding(
+            signature=reduction.signature,
+            title=title_of(trial.program, trial.verdict),
+            target=self.settings.target,
+            version=self.bench.version,
+            family=trial.program.model.family,
+            verdict=trial.verdict,
+            program=trial.program,
+            original=waiting.trial.program,
+            documented=not reduction.undocumented_uses,
+            undocumented_uses=reduction.undocumented_uses,
+            reproduced=sum(rerun.signature == trial.signature for rerun in reruns),
+            reruns=RERUNS,
+            found_after_programs=waiting.program_number,
+            found_after_seconds=round(waiting.seconds, 2),
+            first_seen=now,
+            last_seen=now,
+            log=trial.log,
+        )
+        self.findings.add_finding(coarse, finding, enabling_operations(trial.program, trial.verdict))
+        self.last_finding_seconds = self.seconds
+        if self.settings.out is not None:
+            write_finding(self.settings.out / FINDINGS_FOLDER, finding, reproduction_script(finding, trial))
+
+    # --- the account -------------------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        accepted = sum(counts["accepted"] for counts in self.outcomes.values())
+        unknown = self.verdicts["unknown"] + self.verdicts["harness-error"]
+        findings = len(self.findings.by_signature)
+        share = accepted / max(1, self.operations)
+        progress = Progress(self.seconds, self.programs, self.operations, share, findings, self.last_finding_seconds, unknown, self.phase)
+        self.on_progress(progress)
+        if self.settings.out is not None and monotonic() - self.account_written > ACCOUNT_SECONDS:
+            write_account(self.settings.out, self.account(False))
+            self.account_written = monotonic()
+
+    def account(self, complete: bool) -> Account:
+        return Account(
+            target=self.settings.target,
+            version=self.bench.version,
+            families=self.settings.families,
+            seed=self.settings.seed,
+            jobs=self.settings.jobs,
+            started_at=self.started_at,
+            seconds=round(self.seconds, 3),
+            programs=self.programs,
+            operations=self.operations,
+            outcomes={name: dict(counts) for name, counts in sorted(self.outcomes.items())},
+            verdicts=dict(self.verdicts),
+            noise=self.noise,
+            could_not_test=self.could_not_test,
+            seconds_generating=round(self.seconds_generating, 3),
+            seconds_running=round(self.seconds_running, 3),
+            seconds_judging=round(self.seconds_judging, 3),
+            seconds_reducing=round(self.seconds_reducing, 3),
+            complete=complete,
+        )
+
+    def run(self) -> Campaign:
+        complete = False
+        try:
+            families = self.measure()
+            self.started = monotonic()  # the budget is for fuzzing
+            self.phase = "fuzzing"
+            if families:
+                for result in self.shards(families):
+                    self.merge(result)
+                    self.tell()
+                    self.reduce_within_share()
+                self.reduce_the_rest()
+            complete = True
+        except KeyboardInterrupt:
+            pass  # the summary of what was done is still the answer
+        account = self.account(complete)
+        if self.settings.out is not None:
+            write_account(self.settings.out, account)
+            for finding in self.findings.by_signature.values():
+                self._rewrite(finding)
+        return Campaign(account, tuple(self.findings.by_signature.values()))
+
+    def _rewrite(self, finding: Finding) -> None:
+        """Bring the counts of a stored finding up to date."""
+        assert self.settings.out is not None
+        if finding.seen > 1:
+            write_finding(self.settings.out / FINDINGS_FOLDER, finding, None)
+
+
+def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
+    """Run a campaign to its end, or to Ctrl-C; the campaign says whether it is complete.
+
+    Raises UsageError for settings that make no campaign or a folder that cannot be written, UnavailableError when the target cannot be used.
+    """
+    if not settings.families:
+        raise UsageError("a campaign needs at least one family")
+    if (settings.seconds is None) == (settings.programs is None):
+        raise UsageError("a campaign needs either a number of seconds or a number of programs")
+    if settings.out is not None:
+        prepare_folder(settings.out)
+    use_one_thread()
+    with Bench(settings.target) as bench:
+        return _Campaign(settings, bench, on_progress).run()

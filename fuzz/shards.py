@@ -1,0 +1,120 @@
+"""Shards: a campaign's work in fixed pieces, each a pure function of the campaign's seed and the shard's number.
+
+Rules
+- The same seed and number give the same programs in any process; no two shards of a campaign share a seed.
+- All programs of a shard are of one model, so that they are judged together.
+- A worker process keeps one bench for all its shards.
+"""
+
+import atexit
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from time import perf_counter
+
+import msgspec
+
+from ..oracle.recompute import use_one_thread
+from ..spec.models import Model
+from ..spec.operations import operation_name
+from ..spec.programs import Program
+from ..store.campaigns import Noise
+from .generation import generate, model_for
+from .trial import Bench, Trial
+
+SHARD_PROGRAMS = 64
+
+
+class Divergent(msgspec.Struct, frozen=True):
+    """A program of a shard that diverged."""
+
+    number: int
+    trial: Trial
+
+
+class ShardResult(msgspec.Struct, frozen=True):
+    """What came of a shard.
+
+    outcomes  operation name -> outcome word -> count
+    verdicts  verdict kind -> programs
+    harness_errors  what went wrong with ours
+    seconds_* of wall time
+    """
+
+    shard: int
+    programs: int
+    operations: int
+    outcomes: dict[str, dict[str, int]]
+    verdicts: dict[str, int]
+    divergent: tuple[Divergent, ...]
+    harness_errors: tuple[str, ...]
+    seconds_generating: float
+    seconds_running: float
+    seconds_judging: float
+
+
+def _number(*parts: object) -> int:
+    digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def shard_model(seed: int, shard: int, families: Sequence[str]) -> Model:
+    """The model of a shard: families take turns."""
+    return model_for(_number(seed, shard, "model"), families[shard % len(families)])
+
+
+def shard_programs(seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS) -> list[Program]:
+    """The first `count` programs of a shard."""
+    model = shard_model(seed, shard, families)
+    return [generate(_number(seed, shard, number), model) for number in range(count)]
+
+
+def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS) -> ShardResult:
+    """Generate, run and judge a shard's programs."""
+    started = perf_counter()
+    programs = shard_programs(seed, shard, families, count)
+    generated = perf_counter()
+    running, judging = bench.spent.running, bench.spent.judging
+    trials = bench.try_programs(programs)
+    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    for trial in trials:
+        for operation, step in zip(trial.program.operations, trial.run.steps if trial.run else (), strict=False):
+            outcomes[operation_name(operation)][step.outcome.word] += 1
+    return ShardResult(
+        shard,
+        len(programs),
+        sum(sum(counts.values()) for counts in outcomes.values()),
+        {name: dict(counts) for name, counts in outcomes.items()},
+        dict(Counter(trial.verdict.kind for trial in trials)),
+        tuple(Divergent(number, _light(trial)) for number, trial in enumerate(trials) if trial.verdict.is_divergence),
+        tuple(trial.verdict.reason for trial in trials if trial.verdict.kind in ("harness-error", "unknown")),
+        generated - started,
+        bench.spent.running - running,
+        bench.spent.judging - judging,
+    )
+
+
+def _light(trial: Trial) -> Trial:
+    """A trial without its output rows, which nobody needs again."""
+    if trial.run is None:
+        return trial
+    return msgspec.structs.replace(trial, run=msgspec.structs.replace(trial.run, spans=(), rows={}))
+
+
+# --- in a worker process ---------------------------------------------------------------------------------------------------
+
+_bench: list[Bench] = []
+
+
+def start_worker(target_name: str, noise: bytes) -> None:
+    """Open the worker's bench; `noise` is the JSON of what the campaign's process measured."""
+    use_one_thread()
+    bench = Bench(target_name)
+    atexit.register(bench.close)
+    bench.set_noise(dict(msgspec.json.decode(noise, type=list[tuple[Model, Noise]])))
+    _bench.append(bench)
+
+
+def run_shard_in_worker(seed: int, shard: int, families: tuple[str, ...], count: int) -> bytes:
+    """A shard's result as MessagePack."""
+    return msgspec.msgpack.encode(run_shard(_bench[0], seed, shard, families, count))

@@ -1,0 +1,41 @@
+"""One line in plain words for a divergence."""
+
+from ..spec.operations import operation_name
+from ..spec.programs import Program
+from ..spec.verdicts import Verdict
+from .signatures import enabling_name
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def title_of(program: Program, verdict: Verdict) -> str:
+    """What went wrong in a reduced program, without numbers."""
+    index = verdict.operation_index or 0
+    before = list(dict.fromkeys(enabling_name(operation) for operation in program.operations[:index]))
+    changing = [name for name in before if name not in ("decode", "save", "save_all")] or [name for name in before if name != "decode"]
+    at = operation_name(program.operations[index]) if index < len(program.operations) else "opening"
+    after = f" after {_listed(changing)}" if changing else ""
+    whose = "another sequence" if verdict.relation == "other" else "the sequence"
+    match verdict.kind:
+        case "wrong-output":
+            return f"the next outputs of {whose} are wrong{after}, although everything was accepted"
+        case "nonfinite":
+            return f"the next outputs of {whose} are not finite{after}"
+        case "wrong-state":
+            return f"the {verdict.part or 'cached'} state of {whose} is wrong{after}"
+        case "wrong-position":
+            return f"{at} leaves {whose} at a wrong position{after}"
+        case "bad-refusal":
+            return f"{at} is refused although it must be accepted{after}"
+        case "false-success":
+            return f"{at} says yes where it must refuse, or does nothing{after}"
+        case "partial-effect":
+            return f"{at} is refused and still changes {whose}{after}"
+        case "crash":
+            return f"the engine dies in {at}{after}"
+        case "hang":
+            return f"the engine does not answer in {at}{after}"
+        case _:
+            return verdict.reason

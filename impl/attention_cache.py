@@ -1,0 +1,199 @@
+"""The attention side of a cache: keys and values of every token, in cells.
+
+Rules
+- The cells of a sequence are listed in the order of its positions, from 0: entry i is the cell of position i. What is not listed is not read.
+- Unified: all sequences draw from one pool, and sharing a sequence shares its cells (a cell is written once, so sharers stay independent).
+  Per sequence: every sequence has n_ctx cells of its own, and sharing copies them.
+- A batch that does not fit is refused before anything changes.
+- Keys are stored after rotation by their position.
+Source: llama.cpp's llama-kv-cache.cpp, for streams and the unified pool.
+"""
+
+import numpy as np
+
+from .batches import SplitBatch
+from .kernels import kernel
+from .memory import allocate
+
+
+@kernel
+def _append(
+    segment_sequence: np.ndarray,
+    segment_start: np.ndarray,
+    cell_of: np.ndarray,
+    length: np.ndarray,
+    reference_count: np.ndarray,
+    free_cells: np.ndarray,
+    free_count: int,
+) -> int:
+    """List a cell for every token of a batch, from the pool; returns the new count of free cells."""
+    for i in range(segment_sequence.size):
+        sequence = segment_sequence[i]
+        for _ in range(segment_start[i + 1] - segment_start[i]):
+            free_count -= 1
+            cell = free_cells[free_count]
+            reference_count[cell] = 1
+            cell_of[sequence, length[sequence]] = cell
+            length[sequence] += 1
+    return free_count
+
+
+@kernel
+def _release(cells: np.ndarray, reference_count: np.ndarray, free_cells: np.ndarray, free_count: int) -> int:
+    """Give up one reference to each of `cells`; returns the new count of free cells."""
+    for i in range(cells.size - 1, -1, -1):
+        cell = cells[i]
+        reference_count[cell] -= 1
+        if reference_count[cell] == 0:
+            free_cells[free_count] = cell
+            free_count += 1
+    return free_count
+
+
+@kernel
+def _acquire(cells: np.ndarray, reference_count: np.ndarray) -> None:
+    for i in range(cells.size):
+        reference_count[cells[i]] += 1
+
+
+@kernel
+def _grow(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.ndarray) -> None:
+    for i in range(segment_sequence.size):
+        length[segment_sequence[i]] += segment_start[i + 1] - segment_start[i]
+
+
+@kernel
+def _first_too_long(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.ndarray, n_ctx: int) -> int:
+    """The first sequence that a batch would make longer than n_ctx, or -1."""
+    added = np.zeros(length.size, np.int64)
+    for i in range(segment_sequence.size):
+        sequence = segment_sequence[i]
+        added[sequence] += segment_start[i + 1] - segment_start[i]
+        if length[sequence] + added[sequence] > n_ctx:
+            return int(sequence)
+    return -1
+
+
+def attention_bytes(layer_count: int, key_heads: int, head_dim: int, n_seq_max: int, n_ctx: int, unified: bool) -> int:
+    """Bytes that a cache will allocate."""
+    n_cells = n_seq_max * n_ctx
+    lists = n_seq_max * (n_cells if unified else n_ctx)
+    return 2 * layer_count * n_cells * key_heads * head_dim * 4 + lists * 4 + n_cells * 12
+
+
+class AttentionCache:
+    """Keys and values, and which cells hold whose.
+
+    keys, values     float32 [layers, cells, key heads, head_dim]
+    cell_of          int32 [sequences, most tokens of a sequence]
+    length           int64 [sequences], tokens of a sequence
+    reference_count  int32 [cells], sequences that list a cell (unified only)
+    free_cells       int64 [cells], a stack of which the first `free_count` are free (unified only)
+    """
+
+    def __init__(
+        self, layer_count: int, key_heads: int, head_dim: int, n_seq_max: int, n_ctx: int, unified: bool, poison: bool = False
+    ) -> None:
+        n_cells = n_seq_max * n_ctx
+        self.n_ctx = n_ctx
+        self.unified = unified
+        self.keys = allocate((layer_count, n_cells, key_heads, head_dim), poison)
+        self.values = allocate((layer_count, n_cells, key_heads, head_dim), poison)
+        self.length = np.zeros(n_seq_max, np.int64)
+        if unified:
+            self.cell_of = np.empty((n_seq_max, n_cells), np.int32)
+            self.reference_count = np.zeros(n_cells, np.int32)
+            self.free_cells = np.arange(n_cells - 1, -1, -1, dtype=np.int64)
+            self.free_count = n_cells
+        else:
+            self.cell_of = np.arange(n_cells, dtype=np.int32).reshape(n_seq_max, n_ctx)
+
+    def cells(self, sequence: int) -> np.ndarray:
+        """The cells of `sequence`, in the order of positions; int32 [tokens], a view."""
+        return self.cell_of[sequence, : self.length[sequence]]
+
+    def prepare(self, batch: SplitBatch) -> str | None:
+        """The reason why `batch` does not fit, or None. Changes nothing."""
+        if self.unified:
+            if len(batch.tokens) > self.free_count:
+                return f"{len(batch.tokens)} tokens need more than the {self.free_count} attention cells that are free"
+            return None
+        sequence = _first_too_long(batch.segment_sequence, batch.segment_start, self.length, self.n_ctx)
+        return None if sequence < 0 else f"sequence {sequence} would be longer than n_ctx={self.n_ctx}"
+
+    def apply(self, batch: SplitBatch) -> None:
+        """List a cell for every token of a batch that fits."""
+        if self.unified:
+            self.free_count = _append(
+                batch.segment_sequence,
+                batch.segment_start,
+                self.cell_of,
+                self.length,
+                self.reference_count,
+                self.free_cells,
+                self.free_count,
+            )
+        else:
+            _grow(batch.segment_sequence, batch.segment_start, self.length)
+
+    def remove_tail(self, sequence: int, token_count: int) -> None:
+        """Forget the newest `token_count` tokens, at most all."""
+        if self.unified:
+            gone = self.cells(sequence)[len(self.cells(sequence)) - token_count :]
+            self.free_count = _release(gone, self.reference_count, self.free_cells, self.free_count)
+        self.length[sequence] -= token_count
+
+    def drop(self, sequence: int) -> None:
+        """Forget all tokens of the sequence."""
+        self.remove_tail(sequence, int(self.length[sequence]))
+
+    def share(self, source: int, destination: int) -> None:
+        """Make `destination` hold what `source` holds; what it held is dropped."""
+        if source == destination:
+            return
+        self.drop(destination)
+        cells = self.cells(source)
+        length = len(cells)
+        if self.unified:
+            _acquire(cells, self.reference_count)
+            self.cell_of[destination, :length] = cells
+        elif length:
+            first, other = int(self.cell_of[source, 0]), int(self.cell_of[destination, 0])
+            self.keys[:, other : other + length] = self.keys[:, first : first + length]
+            self.values[:, other : other + length] = self.values[:, first : first + length]
+        self.length[destination] = length
+
+    def refuses(self, sequence: int, token_count: int) -> str | None:
+        """The reason why `token_count` tokens cannot replace what `sequence` holds, or None."""
+        room = self.n_ctx
+        if self.unified:
+            own = int(np.count_nonzero(self.reference_count[self.cells(sequence)] == 1))
+            room = self.free_count + own
+        return (
+            None
+            if token_count <= room
+            else f"{token_count} tokens need more attention cells than the {room} that sequence {sequence} can have"
+        )
+
+    def read(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values in the order of positions, float32 [layers, tokens, key heads, head_dim], copied."""
+        cells = self.cells(sequence)
+        return self.keys[:, cells], self.values[:, cells]
+
+    def write(self, sequence: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Replace what `sequence` holds; `refuses` must have said None. float32 [layers, tokens, key heads, head_dim]."""
+        self.drop(sequence)
+        length = keys.shape[1]
+        if self.unified:
+            self.free_count -= length
+            cells = self.free_cells[self.free_count : self.free_count + length][::-1]
+            self.reference_count[cells] = 1
+            self.cell_of[sequence, :length] = cells
+        self.length[sequence] = length
+        self.keys[:, self.cells(sequence)] = keys
+        self.values[:, self.cells(sequence)] = values
+
+    def zero(self) -> None:
+        """Overwrite all memory with zero."""
+        self.keys.fill(0)
+        self.values.fill(0)

@@ -1,0 +1,209 @@
+"""The incremental forward of lfm2.
+
+Rules
+- One call does one ubatch through all layers. Keys and values of all its tokens are written before any of them attends; a token sees only
+  positions up to its own.
+- The short convolution's in-projection is kept as three matrices, so that every part is contiguous.
+Sources: Transformers' Lfm2ForCausalLM; llama.cpp's src/models/lfm2.cpp.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec.families.family import Dimensions, Weights
+from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, head_size
+from .batches import SplitBatch
+from .cells import Plan
+from .forwards import Memory
+from .kernels import kernel
+from .kernels.attention import attend, write_cells
+from .kernels.causal_convolution import causal_convolution
+from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, rotary_table, rotate
+from .kernels.rows import zero_rows
+from .memory import aligned
+
+_EPSILON = np.float32(NORM_EPSILON)
+
+
+class Lfm2Weights(NamedTuple):
+    """Weights as the forward uses them; matrices [in, out]. Convolution and attention layers are stacked apart. All float32 but place."""
+
+    place: np.ndarray  # int64 [layers], index among the convolution layers, or -1 - index among the attention layers
+    embedding: np.ndarray  # [n_vocab, n_embd]
+    operator_norm: np.ndarray  # [layers, 1, n_embd]
+    before_projection: np.ndarray  # [convolution layers, n_embd, n_embd]
+    after_projection: np.ndarray  # [convolution layers, n_embd, n_embd]
+    value_projection: np.ndarray  # [convolution layers, n_embd, n_embd]
+    taps: np.ndarray  # [convolution layers, l_cache, n_embd]
+    no_bias: np.ndarray  # [n_embd], zero
+    q_projection: np.ndarray  # [attention layers, n_embd, n_embd]
+    k_projection: np.ndarray  # [attention layers, n_embd, n_embd_kv]
+    v_projection: np.ndarray  # [attention layers, n_embd, n_embd_kv]
+    q_norm: np.ndarray  # [attention layers, 1, head_dim]
+    k_norm: np.ndarray  # [attention layers, 1, head_dim]
+    out_projection: np.ndarray  # [layers, n_embd, n_embd]
+    ffn_norm: np.ndarray  # [layers, 1, n_embd]
+    ffn_gate: np.ndarray  # [layers, n_embd, n_ff]
+    ffn_up: np.ndarray  # [layers, n_embd, n_ff]
+    ffn_down: np.ndarray  # [layers, n_ff, n_embd]
+    output_norm: np.ndarray  # [1, n_embd]
+    output: np.ndarray  # [n_embd, n_vocab]
+
+
+def prepare(dimensions: Dimensions, weights: Weights) -> Lfm2Weights:
+    """Lay the family's weights out for `forward`."""
+    every = tuple(range(dimensions["n_layer"]))
+    convolution, attention = LFM2.recurrent_layers(dimensions), LFM2.attention_layers(dimensions)
+    n_embd, head_dim = dimensions["n_embd"], head_size(dimensions)
+    n_embd_kv = head_dim * dimensions["n_head_kv"]
+
+    def stacked(name: str, layers: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+        arrays = [weights[f"layers.{layer}.{name}"] for layer in layers]
+        return np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
+
+    def matrices(name: str, layers: tuple[int, ...], n_out: int, n_in: int) -> np.ndarray:
+        return aligned(stacked(name, layers, (n_out, n_in)).transpose(0, 2, 1))
+
+    def vectors(name: str, layers: tuple[int, ...], channels: int) -> np.ndarray:
+        return aligned(stacked(name, layers, (channels,))[:, None, :])
+
+    projection = stacked("in_projection", convolution, (3 * n_embd, n_embd)).transpose(0, 2, 1)
+    place = [convolution.index(layer) if layer in convolution else -1 - attention.index(layer) for layer in every]
+    return Lfm2Weights(
+        place=np.array(place, np.int64),
+        embedding=aligned(weights["token_embedding"]),
+        operator_norm=vectors("operator_norm", every, n_embd),
+        before_projection=aligned(projection[:, :, :n_embd]),
+        after_projection=aligned(projection[:, :, n_embd : 2 * n_embd]),
+        value_projection=aligned(projection[:, :, 2 * n_embd :]),
+        taps=matrices("convolution", convolution, n_embd, dimensions["l_cache"]),
+        no_bias=aligned(np.zeros(n_embd, np.float32)),
+        q_projection=matrices("q_projection", attention, n_embd, n_embd),
+        k_projection=matrices("k_projection", attention, n_embd_kv, n_embd),
+        v_projection=matrices("v_projection", attention, n_embd_kv, n_embd),
+        q_norm=vectors("q_norm", attention, head_dim),
+        k_norm=vectors("k_norm", attention, head_dim),
+        out_projection=matrices("out_projection", every, n_embd, n_embd),
+        ffn_norm=vectors("ffn_norm", every, n_embd),
+        ffn_gate=matrices("ffn_gate", every, dimensions["n_ff"], n_embd),
+        ffn_up=matrices("ffn_up", every, dimensions["n_ff"], n_embd),
+        ffn_down=matrices("ffn_down", every, n_embd, dimensions["n_ff"]),
+        output_norm=aligned(weights["output_norm"][None, :]),
+        output=aligned(weights["output"].T),
+    )
+
+
+def shapes(dimensions: Dimensions) -> dict[str, Any]:
+    """The shapes of a layer's state rows and attention cells."""
+    return {
+        "convolution_shape": (dimensions["l_cache"] - 1, dimensions["n_embd"]),
+        "recurrent_shape": (0,),
+        "key_heads": dimensions["n_head_kv"],
+        "head_dim": head_size(dimensions),
+        "rope_theta": ROPE_THETA,
+    }
+
+
+@kernel
+def _multiply(x: np.ndarray, y: np.ndarray) -> None:
+    """y *= x, float32 [tokens, channels] both."""
+    for token in range(x.shape[0]):
+        source, result = x[token], y[token]
+        for i in range(source.size):
+            result[i] = result[i] * source[i]
+
+
+@kernel
+def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+    """One ubatch through the model.
+
+    weights, memory, batch, plan  Lfm2Weights, Memory, SplitBatch, Plan
+    ubatch                        which of the batch's ubatches
+    hidden                        True: the final norm's output instead of logits
+    y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
+    """
+    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
+    segment_start = batch.segment_start[first : last + 1]
+    start, end = segment_start[0], segment_start[last - first]
+    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
+    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
+
+    tokens = end - start
+    n_embd = weights.embedding.shape[1]
+    taps = weights.taps.shape[1]
+    n_ff = weights.ffn_down.shape[1]
+    key_heads, head_dim = memory.keys.shape[2], memory.keys.shape[3]
+    n_rows = memory.convolution_rows.shape[1]
+    positions = batch.positions[start:end]
+
+    stream = np.empty((tokens, n_embd), np.float32)
+    normed = np.empty((tokens, n_embd), np.float32)
+    inputs = np.empty((tokens, n_embd), np.float32)
+    mixed = np.empty((tokens, n_embd), np.float32)
+    gate = np.empty((tokens, n_ff), np.float32)
+    inner = np.empty((tokens, n_ff), np.float32)
+    key = np.empty((tokens, key_heads * head_dim), np.float32)
+    value = np.empty((tokens, key_heads * head_dim), np.float32)
+    cosine = np.empty((tokens, head_dim // 2), np.float32)
+    sine = np.empty((tokens, head_dim // 2), np.float32)
+    cells = np.empty(tokens, np.int64)
+    sequence_of = np.empty(tokens, np.int64)
+
+    if memory.keys.shape[0] > 0:
+        rotary_table(positions, head_dim // 2, ROPE_THETA, cosine, sine)
+        for segment in range(first, last):
+            sequence = batch.segment_sequence[segment]
+            for token in range(batch.segment_start[segment] - start, batch.segment_start[segment + 1] - start):
+                sequence_of[token] = sequence
+                cells[token] = memory.cell_of[sequence, positions[token]]
+
+    embed(batch.tokens[start:end], weights.embedding, stream)
+    for layer in range(weights.place.size):
+        rms_norm(stream, weights.operator_norm[layer], _EPSILON, normed)
+        place = weights.place[layer]
+        if place >= 0:
+            linear(normed, weights.before_projection[place], inputs)
+            linear(normed, weights.value_projection[place], mixed)
+            _multiply(mixed, inputs)
+            windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, n_embd))
+            causal_convolution(inputs, weights.taps[place], weights.no_bias, windows, segment_start, source_row, plane_row, mixed)
+            linear(normed, weights.after_projection[place], inputs)
+            _multiply(inputs, mixed)
+        else:
+            place = -1 - place
+            heads = n_embd // head_dim
+            linear(normed, weights.q_projection[place], inputs)
+            linear(normed, weights.k_projection[place], key)
+            linear(normed, weights.v_projection[place], value)
+            query_rows = inputs.reshape((tokens * heads, head_dim))
+            key_rows = key.reshape((tokens * key_heads, head_dim))
+            rms_norm(query_rows, weights.q_norm[place], _EPSILON, query_rows)
+            rms_norm(key_rows, weights.k_norm[place], _EPSILON, key_rows)
+            query_heads = inputs.reshape((tokens, heads, head_dim))
+            new_keys = key.reshape((tokens, key_heads, head_dim))
+            rotate(query_heads, cosine, sine)
+            rotate(new_keys, cosine, sine)
+            write_cells(new_keys, cells, memory.keys[place])
+            write_cells(value.reshape((tokens, key_heads, head_dim)), cells, memory.values[place])
+            mixed_heads = mixed.reshape((tokens, heads, head_dim))
+            for token in range(tokens):
+                seen = memory.cell_of[sequence_of[token], : positions[token] + 1]
+                attend(query_heads[token], memory.keys[place], memory.values[place], seen, mixed_heads[token])
+        linear(mixed, weights.out_projection[layer], normed)
+        add_rows(normed, stream)
+        rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)
+        linear(normed, weights.ffn_gate[layer], gate)
+        linear(normed, weights.ffn_up[layer], inner)
+        gated_linear_unit(gate, inner)
+        linear(inner, weights.ffn_down[layer], normed)
+        add_rows(normed, stream)
+
+    for token in range(tokens):
+        row = batch.output_row[start + token]
+        if row >= 0:
+            if hidden:
+                rms_norm(stream[token : token + 1], weights.output_norm, _EPSILON, y[row : row + 1])
+            else:
+                rms_norm(stream[token : token + 1], weights.output_norm, _EPSILON, normed[token : token + 1])
+                linear(normed[token : token + 1], weights.output, y[row : row + 1])

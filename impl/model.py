@@ -1,0 +1,104 @@
+"""Models made ready: weights laid out, shapes known, and the bytes a session will take.
+
+Rules
+- A model is prepared once and shared by all its sessions; nothing in it changes afterwards.
+- A fingerprint names everything of the model that a saved state depends on: family, seed and every dimension.
+- Bytes are added up, and refused beyond a bound, before anything is allocated.
+"""
+
+import functools
+import hashlib
+import math
+
+import numpy as np
+
+from ..spec.configuration import CacheConfiguration, check_configuration
+from ..spec.errors import UsageError
+from ..spec.families import dimensions_of, family_of
+from ..spec.models import Model, check_seed
+from ..spec.weights import weights_of
+from . import lfm2, mamba2
+from .attention_cache import AttentionCache, attention_bytes
+from .forwards import Memory, PreparedModel
+from .hybrid_cache import HybridCache
+from .memory import FLOAT_BYTES, allocate
+from .recurrent_cache import RecurrentCache
+
+FAMILY_NAMES = ("mamba2", "lfm2")
+SESSION_BYTES_MAX = 1 << 30
+
+
+@functools.lru_cache(maxsize=32)
+def prepared(model: Model) -> PreparedModel:
+    """The model, ready to run. Raises UsageError for a bad model or one of a family that has no forward here."""
+    check_seed(model.seed)
+    family = family_of(model)
+    dimensions = dict(dimensions_of(model))
+    if model.family not in FAMILY_NAMES:
+        raise UsageError(f"target numba has no family `{model.family}`; it has {', '.join(FAMILY_NAMES)}")
+    code = mamba2 if model.family == "mamba2" else lfm2
+    described = f"{model.family},{model.seed},{sorted(dimensions.items())}"
+    return PreparedModel(
+        fingerprint=hashlib.blake2b(described.encode(), digest_size=16).hexdigest(),
+        dimensions=dimensions,
+        weights=code.prepare(dimensions, weights_of(model)),
+        forward=code.forward,
+        recurrent_layers=family.recurrent_layers(dimensions),
+        attention_layers=family.attention_layers(dimensions),
+        **code.shapes(dimensions),
+    )
+
+
+def session_bytes(model: PreparedModel, configuration: CacheConfiguration) -> int:
+    """Bytes of the caches of one session."""
+    total = 0
+    if model.recurrent_layers:
+        n_rows = configuration.n_seq_max * (1 + configuration.n_rs_seq)
+        width = math.prod(model.convolution_shape) + math.prod(model.recurrent_shape)
+        total += len(model.recurrent_layers) * n_rows * width * FLOAT_BYTES
+    if model.attention_layers:
+        total += attention_bytes(
+            len(model.attention_layers),
+            model.key_heads,
+            model.head_dim,
+            configuration.n_seq_max,
+            configuration.n_ctx,
+            bool(configuration.unified),
+        )
+    return total
+
+
+def check_session(model: PreparedModel, configuration: CacheConfiguration) -> None:
+    """Raise UsageError for a configuration that cannot be had: out of bounds, half precision, or too large."""
+    check_configuration(configuration)
+    if configuration.kv != "f32" or configuration.flash:
+        raise UsageError("target numba keeps its attention cache in float32 and has no flash attention; leave out `kv` and `flash`")
+    size = session_bytes(model, configuration)
+    if size > SESSION_BYTES_MAX:
+        raise UsageError(
+            f"a session of this model with n_seq_max={configuration.n_seq_max}, n_rs_seq={configuration.n_rs_seq}, n_ctx={configuration.n_ctx} "
+            f"would take {size} bytes; at most {SESSION_BYTES_MAX} are allowed: make one of them smaller"
+        )
+
+
+def open_cache(model: PreparedModel, configuration: CacheConfiguration) -> tuple[HybridCache, Memory]:
+    """New, empty caches for a checked configuration, and their arrays. Memory is zero, or NaN when the configuration says poison."""
+    poison = configuration.start == "poison"
+    recurrent = attention = None
+    empty_rows = allocate((0, 0, 0))
+    convolution_rows = recurrent_rows = empty_rows
+    keys = values = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
+    cell_of = np.empty((configuration.n_seq_max, 0), np.int32)
+    if model.recurrent_layers:
+        recurrent = RecurrentCache(
+            len(model.recurrent_layers), math.prod(model.convolution_shape), math.prod(model.recurrent_shape),
+            configuration.n_seq_max, configuration.n_rs_seq, poison,
+        )  # fmt: skip
+        convolution_rows, recurrent_rows = recurrent.convolution_rows, recurrent.recurrent_rows
+    if model.attention_layers:
+        attention = AttentionCache(
+            len(model.attention_layers), model.key_heads, model.head_dim,
+            configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison,
+        )  # fmt: skip
+        keys, values, cell_of = attention.keys, attention.values, attention.cell_of
+    return HybridCache(recurrent, attention), Memory(convolution_rows, recurrent_rows, keys, values, cell_of)

@@ -1,0 +1,49 @@
+"""Building blocks of the recompute that several families use, in float64 over the flat nodes of a forest.
+
+Rules
+- Every block is the plain textbook form; nothing here keeps a state or runs token by token.
+- Nodes are the first axis; a node's history is reached only through the forest.
+"""
+
+import torch
+
+from .forest import Forest, PathBatch
+
+
+def root_mean_square_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """x / rms(x) * weight over the last axis; float64 [..., channels]."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
+
+
+def windows(x: torch.Tensor, forest: Forest, first: int, count: int) -> list[torch.Tensor]:
+    """The values `first`, `first + 1`, ... tokens before each node, zero before the log began; float64 [nodes, channels] each."""
+    padded = torch.cat((x, x.new_zeros(1, x.shape[1])))
+    return [x if back == 0 else padded.index_select(0, forest.ancestors[back]) for back in range(first, first + count)]
+
+
+def causal_convolution(x: torch.Tensor, weight: torch.Tensor, forest: Forest) -> torch.Tensor:
+    """Depthwise causal convolution as a sum over each node's window.
+
+    x       float64 [nodes, channels]
+    weight  float64 [taps, channels], newest tap first; taps is at most the forest's window
+    """
+    taps = weight.shape[0]
+    result = x * weight[0]
+    for back, value in enumerate(windows(x, forest, 1, taps - 1), start=1):
+        result.addcmul_(value, weight[back])
+    return result
+
+
+def convolution_row(x: torch.Tensor, forest: Forest, width: int) -> torch.Tensor:
+    """The convolution state after the last node: its newest `width` inputs, oldest first; float64 [channels, width]."""
+    return torch.stack([value[-1] for value in reversed(windows(x, forest, 0, width))], dim=-1)
+
+
+def gather(x: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """Rows of x by node; [nodes, *rest] -> [*nodes.shape, *rest]."""
+    return x.index_select(0, nodes.reshape(-1)).reshape(*nodes.shape, *x.shape[1:])
+
+
+def scatter(result: torch.Tensor, batch: PathBatch, y: torch.Tensor) -> None:
+    """Write a batch's query rows, y [pieces, queries, channels], to their nodes in result [nodes, channels]."""
+    result.index_copy_(0, batch.node, y.reshape(-1, y.shape[-1]).index_select(0, batch.place))

@@ -1,0 +1,117 @@
+"""LFM2 in float64: short convolutions as window sums, attention as a masked softmax.
+
+Rules
+- Positions are those of the log, from 0: rotary embedding is relative, so a shifted sequence has the same outputs.
+- Each half of a head's channels is rotated against the other (the form of GPT-NeoX).
+Source: Transformers' Lfm2ForCausalLM for names and the order of parts.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional
+
+from ..spec.families import Dimensions
+from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, head_size
+from ..spec.target import StateRow
+from .blocks import causal_convolution, convolution_row, gather, root_mean_square_norm, scatter
+from .forest import Forest
+
+Tensors = Mapping[str, torch.Tensor]
+MATRICES = (
+    "in_projection", "out_projection", "q_projection", "k_projection", "v_projection", "ffn_gate", "ffn_up", "ffn_down", "output",
+)  # fmt: skip
+
+
+def window(dimensions: Dimensions) -> int:
+    """Tokens that a convolution looks at, the current one included."""
+    return dimensions["l_cache"]
+
+
+def channels(dimensions: Dimensions) -> int:
+    """Width of the widest activation of one token."""
+    return max(3 * dimensions["n_embd"], 2 * dimensions["n_ff"])
+
+
+def heads(dimensions: Dimensions) -> int:
+    """Heads of the widest query-by-key form."""
+    return dimensions["n_head"]
+
+
+def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
+    """The weights as the forward uses them: matrices [in, out], convolution taps [taps, channels] newest first."""
+    result = {}
+    for name, weight in weights.items():
+        kind = name.rsplit(".", 1)[-1]
+        if kind in MATRICES:
+            result[name] = weight.T.contiguous()
+        elif kind == "convolution":
+            result[name] = weight.flip(1).T.contiguous()
+        else:
+            result[name] = weight
+    return result
+
+
+def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: list[StateRow] | None = None) -> torch.Tensor:
+    """The hidden state of every node before the final norm; float64 [nodes, n_embd].
+
+    trace  receives the state rows after the last node, layer by layer: conv [n_embd, l_cache - 1] oldest first, or
+           attention [2, tokens, n_head_kv, head_dim], K after its norm and before rotation, then V; the forest must then be one log
+    """
+    attention_layers = LFM2.attention_layers(dimensions)
+    hidden = weights["token_embedding"].index_select(0, forest.tokens)
+    for layer in range(dimensions["n_layer"]):
+        prefix = f"layers.{layer}."
+        operator = _attention if layer in attention_layers else _short_convolution
+        normed = root_mean_square_norm(hidden, weights[prefix + "operator_norm"], NORM_EPSILON)
+        hidden = hidden + operator(dimensions, weights, prefix, normed, forest, layer, trace)
+        normed = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
+        inner = functional.silu(normed @ weights[prefix + "ffn_gate"]) * (normed @ weights[prefix + "ffn_up"])
+        hidden = hidden + inner @ weights[prefix + "ffn_down"]
+    return hidden
+
+
+def _short_convolution(
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
+) -> torch.Tensor:
+    before, after, value = (x @ weights[prefix + "in_projection"]).chunk(3, dim=-1)
+    inputs = before * value
+    if trace is not None:
+        trace.append(StateRow(layer, "conv", convolution_row(inputs, forest, dimensions["l_cache"] - 1).float().numpy()))
+    return (after * causal_convolution(inputs, weights[prefix + "convolution"], forest)) @ weights[prefix + "out_projection"]
+
+
+def _attention(
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
+) -> torch.Tensor:
+    n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
+    query = root_mean_square_norm((x @ weights[prefix + "q_projection"]).view(-1, n_head, size), weights[prefix + "q_norm"], NORM_EPSILON)
+    key = root_mean_square_norm((x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size), weights[prefix + "k_norm"], NORM_EPSILON)
+    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
+    if trace is not None:
+        trace.append(StateRow(layer, "attention", torch.stack((key, value)).float().numpy()))
+    query, key = rotated(query, forest.depths), rotated(key, forest.depths)
+    result = x.new_empty(x.shape[0], n_head * size)
+    for batch in forest.batches:
+        piece_count, query_count, key_count = batch.allowed.shape
+        # Heads that share a key head stand next to each other: [pieces, key heads, sharers * queries, size].
+        q = gather(query, batch.query).view(piece_count, query_count, n_head_kv, -1, size).permute(0, 2, 3, 1, 4)
+        k, v = gather(key, batch.key).permute(0, 2, 3, 1), gather(value, batch.key).transpose(1, 2)
+        scores = (q.reshape(piece_count, n_head_kv, -1, size) @ k).div_(math.sqrt(size))
+        scores = scores.view(piece_count, n_head, query_count, key_count).masked_fill_(~batch.allowed[:, None], float("-inf"))
+        y = scores.softmax(-1).view(piece_count, n_head_kv, -1, key_count) @ v
+        scatter(result, batch, y.view(piece_count, n_head, query_count, size).transpose(1, 2).reshape(piece_count, query_count, -1))
+    return result @ weights[prefix + "out_projection"]
+
+
+def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of x, float64 [nodes, heads, size], at int64 positions [nodes].
+
+    Source: Su et al. 2021 (arXiv:2104.09864), in the half-against-half form of GPT-NeoX.
+    """
+    half = x.shape[-1] // 2
+    angle = positions[:, None, None] * ROPE_THETA ** (-torch.arange(half, dtype=x.dtype) / half)
+    first, second = x[..., :half], x[..., half:]
+    cosine, sine = angle.cos(), angle.sin()
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

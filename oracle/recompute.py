@@ -1,0 +1,141 @@
+"""The truth: every output, computed again from nothing but the log, in float64.
+
+Rules
+- Slow in idea, quick in practice: all requests of many programs are answered together, and every distinct prefix is computed once.
+- It keeps no state between calls but the weights, and shares no algorithm with what it judges (see the family files beside this one).
+- Importing this module imports PyTorch: do so only where something is really judged.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..spec.families import Dimensions, dimensions_of
+from ..spec.families.lfm2 import NORM_EPSILON as LFM2_NORM_EPSILON
+from ..spec.families.mamba2 import NORM_EPSILON as MAMBA2_NORM_EPSILON
+from ..spec.models import Model
+from ..spec.target import StateRow
+from ..spec.weights import weights_of
+from . import lfm2, mamba2
+from .blocks import root_mean_square_norm
+from .forest import Forest, leaf_logs, plan
+
+NODES_MAX_ELEMENTS = 1 << 19
+"""Most elements of one activation (nodes times channels); 4 MiB."""
+PAIRS_MAX_ELEMENTS = 1 << 19
+"""Most elements of one query-by-key form (pairs times heads); 4 MiB."""
+
+
+class Request(NamedTuple):
+    """Output rows that are wanted of one log.
+
+    log     its tokens, at least one
+    wanted  indices into it: the rows after these tokens
+    hidden  False: logits; True: hidden states after the final norm
+    """
+
+    log: tuple[int, ...]
+    wanted: Sequence[int]
+    hidden: bool = False
+
+
+class FamilyForward(NamedTuple):
+    """What the recompute needs of a family: functions of its dimensions and its weights."""
+
+    window: Callable[[Dimensions], int]
+    channels: Callable[[Dimensions], int]
+    heads: Callable[[Dimensions], int]
+    norm_epsilon: float
+    prepared: Callable[[Dimensions, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+    hidden_states: Callable[..., torch.Tensor]
+
+
+FORWARDS = {
+    "mamba2": FamilyForward(mamba2.window, mamba2.channels, mamba2.heads, MAMBA2_NORM_EPSILON, mamba2.prepared, mamba2.hidden_states),
+    "lfm2": FamilyForward(lfm2.window, lfm2.channels, lfm2.heads, LFM2_NORM_EPSILON, lfm2.prepared, lfm2.hidden_states),
+}
+
+
+class Recompute:
+    """The recompute of one model. Make it with `recompute_of`, which keeps the newest few."""
+
+    def __init__(self, model: Model) -> None:
+        self._dimensions = dimensions_of(model)
+        self._forward = FORWARDS[model.family]
+        float64 = {name: torch.from_numpy(weight.astype(np.float64)) for name, weight in weights_of(model).items()}
+        self._weights = self._forward.prepared(self._dimensions, float64)
+
+    def rows(self, requests: Sequence[Request]) -> list[np.ndarray]:
+        """For every request its rows, in the order of its `wanted`: float64 [wanted, n_vocab], or [wanted, n_embd] when hidden.
+
+        Logs may repeat, extend each other and come in any order; the more of a campaign is asked at once, the less is computed twice.
+        """
+        if not requests:
+            return []
+        leaves, leaf_index = leaf_logs([request.log for request in requests])
+        counts = [len(request.wanted) for request in requests]
+        row_count = sum(counts)
+        leaf = np.repeat([leaf_index[request.log] for request in requests], counts)
+        index = np.fromiter(chain.from_iterable(request.wanted for request in requests), np.int64, row_count)
+        is_hidden = np.repeat([request.hidden for request in requests], counts)
+        with torch.inference_mode():
+            final = self._final_hidden(leaves, leaf, index)
+            logits = (final[torch.from_numpy(~is_hidden)] @ self._weights["output"]).numpy()
+        hidden = final.numpy()[is_hidden]
+        results, logit_start, hidden_start = [], 0, 0
+        for request, count in zip(requests, counts, strict=True):
+            if request.hidden:
+                results.append(hidden[hidden_start : hidden_start + count])
+                hidden_start += count
+            else:
+                results.append(logits[logit_start : logit_start + count])
+                logit_start += count
+        return results
+
+    def state_rows(self, log: tuple[int, ...]) -> list[StateRow]:
+        """The logical state rows after the log, layer by layer, as float32.
+
+        conv       [channels, taps - 1], oldest first
+        recurrent  [heads, head_dim, d_state]
+        attention  [2, tokens, key heads, head_dim]: K after its norm, before the rotation by position, and V
+        """
+        trace: list[StateRow] = []
+        with torch.inference_mode():
+            self._hidden_states(self._plan([log])[0], trace)
+        return trace
+
+    def _final_hidden(self, leaves: Sequence[tuple[int, ...]], leaf: np.ndarray, index: np.ndarray) -> torch.Tensor:
+        """Hidden states after the final norm at token `index` of `leaf`; float64 [len(leaf), n_embd]."""
+        result = torch.empty((len(leaf), self._dimensions["n_embd"]), dtype=torch.float64)
+        first = 0
+        for forest in self._plan(leaves):
+            here = np.flatnonzero((leaf >= first) & (leaf < first + len(forest.paths)))
+            if len(here):
+                nodes = torch.from_numpy(forest.paths[leaf[here] - first, index[here]])
+                result[torch.from_numpy(here)] = self._hidden_states(forest, None).index_select(0, nodes)
+            first += len(forest.paths)
+        return root_mean_square_norm(result, self._weights["output_norm"], self._forward.norm_epsilon)
+
+    def _hidden_states(self, forest: Forest, trace: list[StateRow] | None) -> torch.Tensor:
+        return self._forward.hidden_states(self._dimensions, self._weights, forest, trace)
+
+    def _plan(self, leaves: Sequence[tuple[int, ...]]) -> list[Forest]:
+        forward, dimensions = self._forward, self._dimensions
+        node_max = max(1, NODES_MAX_ELEMENTS // forward.channels(dimensions))
+        pair_max = max(1, PAIRS_MAX_ELEMENTS // forward.heads(dimensions))
+        return plan(leaves, forward.window(dimensions), node_max, pair_max)
+
+
+@functools.lru_cache(maxsize=8)
+def recompute_of(model: Model) -> Recompute:
+    """The recompute of `model`. Raises UsageError when its family or dimensions are bad."""
+    return Recompute(model)
+
+
+def use_one_thread() -> None:
+    """Keep PyTorch to one thread in this process: campaigns are parallel over processes."""
+    torch.set_num_threads(1)

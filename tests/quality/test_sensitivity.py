@@ -1,0 +1,235 @@
+"""The models are sensitive: any wrong state row moves the next output far beyond any tolerance.
+
+Rules
+- A fuzzer that judges outputs is blind where a state does not show. Here every layer's every state part is made wrong in turn (zeroed,
+  another sequence's, one token late) and the next output must move by 0.015 at least: 100 times a tolerance of 20 times a noise
+  floor of 7e-6, which is more than was measured of any engine.
+- The states come from a plain recurrence, one token at a time in NumPy. It shares no code with the recompute, and the two must agree.
+Source: docs/contract.md, Tolerance; Gu and Dao 2023 (arXiv:2312.00752) and Dao and Gu 2024 (arXiv:2405.21060) for the recurrence.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from statedrift.oracle.recompute import Recompute, Request
+from statedrift.spec.families import dimensions_of, family_of
+from statedrift.spec.models import Model
+from statedrift.spec.weights import weights_of
+
+EFFECT_MIN = 1.5e-2
+SEEDS = (0, 1, 2, 3)
+LENGTHS = (5, 9, 17, 31, 60)
+SEQUENCES = 16
+Key = tuple[int, str]
+States = dict[Key, np.ndarray]
+"""(layer, part) -> rows of all sequences: conv [sequences, channels, taps - 1], recurrent [sequences, heads, head_dim, d_state],
+attention [sequences, 2, tokens, key heads, head_dim] with K before rotation."""
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.asarray(x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5) * weight)
+
+
+def turned(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Rotary embedding as complex multiplication: the first half of the channels is the real part."""
+    half = x.shape[-1] // 2
+    turn = np.exp(1j * positions[..., None] * 10000.0 ** (-np.arange(half) / half))
+    y = (x[..., :half] + 1j * x[..., half:]) * turn
+    return np.concatenate((y.real, y.imag), axis=-1)
+
+
+class Recurrence:
+    """A model that is run one token at a time, for several sequences of the same length at once, in float64."""
+
+    def __init__(self, model: Model) -> None:
+        self.dimensions = dict(dimensions_of(model))
+        self.weights = {name: array.astype(np.float64) for name, array in weights_of(model).items()}
+        self.attention_layers = family_of(model).attention_layers(self.dimensions)
+        self.layer: Callable[[np.ndarray, int, States, States], np.ndarray] = self.mamba2 if model.family == "mamba2" else self.lfm2
+
+    def start(self, sequence_count: int) -> States:
+        d = self.dimensions
+        states: States = {}
+        for layer in range(d["n_layer"]):
+            if "d_state" in d:
+                channels = d["d_inner"] + 2 * d["n_group"] * d["d_state"]
+                states[layer, "conv"] = np.zeros((sequence_count, channels, d["d_conv"] - 1))
+                states[layer, "recurrent"] = np.zeros((sequence_count, d["n_head"], d["d_inner"] // d["n_head"], d["d_state"]))
+            elif layer in self.attention_layers:
+                states[layer, "attention"] = np.zeros((sequence_count, 2, 0, d["n_head_kv"], d["n_embd"] // d["n_head"]))
+            else:
+                states[layer, "conv"] = np.zeros((sequence_count, d["n_embd"], d["l_cache"] - 1))
+        return states
+
+    def step(self, tokens: np.ndarray, states: States) -> tuple[np.ndarray, States]:
+        """Logits after one more token of every sequence, and the states then; `states` is left as it is."""
+        hidden = self.weights["token_embedding"][tokens]
+        after: States = {}
+        for layer in range(self.dimensions["n_layer"]):
+            hidden = self.layer(hidden, layer, states, after)
+        return normed(hidden, self.weights["output_norm"]) @ self.weights["output"].T, after
+
+    def convolved(self, x: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
+        window = np.concatenate((states[layer, "conv"], x[:, :, None]), axis=-1)
+        after[layer, "conv"] = window[:, :, 1:]
+        return np.asarray((window * self.weights[f"layers.{layer}.convolution"]).sum(-1))
+
+    def mamba2(self, hidden: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
+        d, w = self.dimensions, {name.split(".")[-1]: array for name, array in self.weights.items() if name.startswith(f"layers.{layer}.")}
+        count, n_head, n_group, d_state, d_inner = len(hidden), d["n_head"], d["n_group"], d["d_state"], d["d_inner"]
+        gate, inputs, dt = np.split(normed(hidden, w["norm"]) @ w["in_projection"].T, (d_inner, -n_head), axis=-1)
+        x, b, c = np.split(
+            silu(self.convolved(inputs, layer, states, after) + w["convolution_bias"]), (d_inner, d_inner + n_group * d_state), axis=-1
+        )
+        x = x.reshape(count, n_head, -1)
+        b, c = (part.reshape(count, n_group, d_state).repeat(n_head // n_group, axis=1) for part in (b, c))
+        dt = np.log1p(np.exp(dt + w["dt_bias"]))
+        state = states[layer, "recurrent"] * np.exp(-dt * np.exp(w["a_log"]))[:, :, None, None]
+        after[layer, "recurrent"] = state = state + (dt[:, :, None] * x)[:, :, :, None] * b[:, :, None, :]
+        y = (state @ c[:, :, :, None])[..., 0] + w["d"][:, None] * x
+        y = (y.reshape(count, -1) * silu(gate)).reshape(count, n_group, -1)
+        return np.asarray(hidden + normed(y, w["gated_norm"].reshape(n_group, -1)).reshape(count, -1) @ w["out_projection"].T)
+
+    def lfm2(self, hidden: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
+        d, w = self.dimensions, {name.split(".")[-1]: array for name, array in self.weights.items() if name.startswith(f"layers.{layer}.")}
+        x = normed(hidden, w["operator_norm"])
+        if layer in self.attention_layers:
+            y = self.attended(x, layer, w, states, after)
+        else:
+            before, behind, value = np.split(x @ w["in_projection"].T, 3, axis=-1)
+            y = behind * self.convolved(before * value, layer, states, after)
+        hidden = hidden + y @ w["out_projection"].T
+        x = normed(hidden, w["ffn_norm"])
+        assert d["n_ff"] == len(w["ffn_up"])
+        return np.asarray(hidden + (silu(x @ w["ffn_gate"].T) * (x @ w["ffn_up"].T)) @ w["ffn_down"].T)
+
+    def attended(self, x: np.ndarray, layer: int, w: dict[str, np.ndarray], states: States, after: States) -> np.ndarray:
+        count, n_head, n_head_kv = len(x), self.dimensions["n_head"], self.dimensions["n_head_kv"]
+        query = normed((x @ w["q_projection"].T).reshape(count, n_head, -1), w["q_norm"])
+        key = normed((x @ w["k_projection"].T).reshape(count, n_head_kv, -1), w["k_norm"])
+        value = (x @ w["v_projection"].T).reshape(count, n_head_kv, -1)
+        cells = np.concatenate((states[layer, "attention"], np.stack((key, value), axis=1)[:, :, None]), axis=2)
+        after[layer, "attention"] = cells
+        positions = np.arange(cells.shape[2])
+        keys = turned(cells[:, 0], positions[:, None]).repeat(n_head // n_head_kv, axis=2)
+        values = cells[:, 1].repeat(n_head // n_head_kv, axis=2)
+        scores = np.einsum("nhc,nthc->nht", turned(query, positions[-1:, None]), keys) / np.sqrt(query.shape[-1])
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        return np.asarray(np.einsum("nht,nthc->nhc", shares, values).reshape(count, -1))
+
+
+def errors(rows: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """The error of every row, as the contract defines it."""
+    return np.asarray(np.abs(rows - reference).max(-1) / (1 + np.sqrt(np.square(reference).mean(-1))))
+
+
+def random_tokens(model: Model, length: int) -> np.ndarray:
+    """int64 [length, sequences]."""
+    return np.random.default_rng((model.seed, length)).integers(0, dimensions_of(model)["n_vocab"], (length, SEQUENCES))
+
+
+def run(recurrence: Recurrence, tokens: np.ndarray) -> list[tuple[np.ndarray, States]]:
+    """Logits after, and states before, every token."""
+    states, result = recurrence.start(tokens.shape[1]), []
+    for token in tokens:
+        before = states
+        logits, states = recurrence.step(token, before)
+        result.append((logits, before))
+    return result
+
+
+def wrong_rows(states: States, late: States) -> Iterator[tuple[str, Key, np.ndarray]]:
+    """Every part of every layer in turn, made wrong; `late` is the states one token before. Attention: one recent cell, and all cells."""
+    for key, row in states.items():
+        yield "another sequence's", key, np.roll(row, 1, axis=0)
+        if key[1] == "attention":
+            every, length = np.arange(SEQUENCES), row.shape[2]
+            cell = length - 1 - np.arange(SEQUENCES) % min(8, length - 1)
+            zeroed, previous, shifted = row.copy(), row.copy(), row.copy()
+            zeroed[every, :, cell] = 0
+            previous[every, :, cell] = row[every, :, cell - 1]
+            shifted[:, :, 1:] = row[:, :, :-1]
+            yield "zeroed", key, zeroed
+            yield "one token late", key, previous
+            yield "all one token late", key, shifted
+        else:
+            yield "zeroed", key, np.zeros_like(row)
+            yield "one token late", key, late[key]
+
+
+CASES = list(itertools.product(("mamba2", "lfm2"), SEEDS))
+
+
+@pytest.mark.parametrize(("family", "seed"), CASES)
+def test_any_wrong_state_row_moves_the_next_output(family: str, seed: int) -> None:
+    model = Model(family, seed)
+    recurrence = Recurrence(model)
+    hidden = []
+    for length in LENGTHS:
+        tokens = random_tokens(model, length + 1)
+        steps = run(recurrence, tokens)
+        (right, states), (_, late) = steps[-1], steps[-2]
+        for how, key, row in wrong_rows(states, late):
+            moved = errors(recurrence.step(tokens[-1], states | {key: row})[0], right).min()
+            if not moved >= EFFECT_MIN:
+                hidden.append((how, key, length, float(moved)))
+    assert hidden == []
+
+
+@pytest.mark.parametrize(("family", "seed"), CASES)
+def test_a_token_ten_back_is_remembered(family: str, seed: int) -> None:
+    model = Model(family, seed)
+    recompute, generator = Recompute(model), np.random.default_rng(seed)
+    for length in (11, 20, 60):
+        tokens = random_tokens(model, length).T
+        changed = tokens.copy()
+        n_vocab = dimensions_of(model)["n_vocab"]
+        changed[:, -11] = (tokens[:, -11] + generator.integers(1, n_vocab, SEQUENCES)) % n_vocab
+        rows = recompute.rows([Request(tuple(log.tolist()), (length - 1,)) for log in (*tokens, *changed)])
+        right, moved = np.concatenate(rows[:SEQUENCES]), np.concatenate(rows[SEQUENCES:])
+        assert errors(moved, right).min() >= 1e-2
+
+
+@pytest.mark.parametrize(("family", "seed"), CASES)
+def test_outputs_stay_small_over_a_long_log(family: str, seed: int) -> None:
+    model = Model(family, seed)
+    log = tuple(random_tokens(model, 300)[:, 0].tolist())
+    logits = Recompute(model).rows([Request(log, range(300))])[0]
+    assert np.abs(logits).max() <= 6
+    assert np.sqrt(np.square(logits).mean(-1)).min() >= 0.5
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model("mamba2"),
+        Model("mamba2", 5, (("d_conv", 2), ("d_inner", 96), ("n_group", 2), ("n_head", 6))),
+        Model("mamba2", 6, (("n_embd", 64), ("n_group", 4), ("n_vocab", 50))),
+        Model("lfm2"),
+        Model("lfm2", 5, (("l_cache", 5), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6))),
+        Model("lfm2", 6, (("attention_period", 1), ("n_embd", 48), ("n_head", 3), ("n_head_kv", 3), ("n_layer", 2))),
+    ],
+    ids=lambda model: f"{model.family}-{model.seed}",
+)
+def test_the_recurrence_and_the_recompute_are_the_same_function(model: Model) -> None:
+    tokens = np.random.default_rng(model.seed).integers(0, dimensions_of(model)["n_vocab"], (150, 3))
+    recurrence, recompute = Recurrence(model), Recompute(model)
+    steps = run(recurrence, tokens)
+    logits = np.stack([logits for logits, _ in steps], axis=1)
+    ours = recompute.rows([Request(tuple(log.tolist()), range(150)) for log in tokens.T])
+    assert np.abs(np.stack(ours) - logits).max() <= 1e-10
+    states = steps[40][1]
+    for sequence in range(3):
+        rows = recompute.state_rows(tuple(tokens[:40, sequence].tolist()))
+        assert {(row.layer, row.part) for row in rows} == set(states)
+        for row in rows:
+            expected = states[row.layer, row.part][sequence]
+            assert row.values.shape == expected.shape
+            assert np.abs(row.values - expected).max() <= 1e-6 * (1 + np.abs(expected).max())

@@ -1,0 +1,271 @@
+"""Numba kernels against plain NumPy in float64, and the laws every kernel keeps: any split of tokens gives the same bits, snapshots hold what
+their number says, and memory that nothing wrote is never read."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statedrift.impl.kernels import discard_stale_code
+from statedrift.impl.kernels.arithmetic import exponential, silu, softplus
+from statedrift.impl.kernels.attention import attend, write_cells
+from statedrift.impl.kernels.causal_convolution import causal_convolution, causal_convolution_reference
+from statedrift.impl.kernels.dense import linear, rms_norm, rotary_table, rotate, sum_of_products
+from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_reference
+from statedrift.impl.kernels.rows import copy_rows, gather_rows, scatter_rows, zero_rows
+
+HEADS, HEAD_DIM, GROUPS, D_STATE, CHANNELS, TAPS = 4, 6, 2, 7, 10, 4
+
+
+def random32(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def scan_arguments(seed, tokens):
+    return (
+        random32(seed, tokens, HEADS, HEAD_DIM),
+        np.abs(random32(seed + 1, tokens, HEADS)),
+        -np.abs(random32(seed + 2, HEADS)),
+        random32(seed + 3, tokens, GROUPS, D_STATE),
+        random32(seed + 4, tokens, GROUPS, D_STATE),
+    )
+
+
+def run_scan(arguments, rows, segment_start, source_row, plane_row, scan=mamba2_scan):
+    x, dt, a, b, c = arguments
+    y = np.full_like(x, np.nan)
+    scan(x, dt, a, b, c, rows, np.array(segment_start), np.array(source_row), np.array(plane_row), y)
+    return y
+
+
+def run_convolution(x, rows, segment_start, source_row, plane_row, convolution=causal_convolution):
+    taps, bias = random32(8, TAPS, CHANNELS), random32(9, CHANNELS)
+    y = np.full_like(x, np.nan)
+    convolution(x, taps, bias, rows, np.array(segment_start), np.array(source_row), np.array(plane_row), y)
+    return y
+
+
+def test_the_exponential_is_within_two_units_in_the_last_place():
+    x = np.linspace(-86, 87, 20001).astype(np.float32)
+    got = np.array([exponential(value) for value in x], np.float64)
+    truth = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(got - truth) / truth) <= 2 * 2.0**-23
+
+
+@pytest.mark.parametrize("function", [exponential, silu, softplus])
+def test_an_activation_lets_nan_through(function):
+    assert np.isnan(function(np.float32(np.nan)))
+
+
+@pytest.mark.parametrize("x", [-1000.0, -88.0, -1.0, 0.0, 1.0, 88.0, 1000.0])
+def test_silu_and_softplus_hold_far_from_zero(x):
+    with np.errstate(over="ignore"):
+        assert abs(silu(np.float32(x)) - x / (1 + np.exp(-x))) <= 1e-6 * max(1.0, abs(x))
+    assert abs(softplus(np.float32(x)) - np.logaddexp(0, x)) <= 1e-6 * max(1.0, abs(x))
+
+
+@pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (7, 5), (8, 3), (32, 96), (33, 17)])
+def test_linear_agrees_with_float64(n_in, n_out):
+    x, matrix = random32(0, 5, n_in), random32(1, n_in, n_out)
+    y = np.full((5, n_out), np.nan, np.float32)
+    linear(x, matrix, y)
+    assert np.max(np.abs(y - x.astype(np.float64) @ matrix)) <= 1e-5 * n_in
+
+
+def test_linear_gives_a_token_the_same_bits_alone_and_in_a_batch():
+    x, matrix = random32(0, 9, 33), random32(1, 33, 50)
+    together, alone = np.empty((9, 50), np.float32), np.empty((9, 50), np.float32)
+    linear(x, matrix, together)
+    for token in range(9):
+        linear(x[token : token + 1], matrix, alone[token : token + 1])
+    assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 16, 33])
+def test_a_sum_of_products_agrees_with_float64(size):
+    x, y = random32(0, size), random32(1, size)
+    assert abs(sum_of_products(x, y) - np.dot(x.astype(np.float64), y)) <= 1e-5
+
+
+def test_a_grouped_norm_takes_its_weights_in_turn():
+    x, weight = random32(0, 6, 8), random32(1, 3, 8)
+    y = np.empty_like(x)
+    rms_norm(x, weight, np.float32(1e-5), y)
+    truth = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + 1e-5) * np.tile(weight, (2, 1))
+    assert np.max(np.abs(y - truth)) <= 1e-5
+
+
+def test_rotation_depends_on_the_difference_of_positions_only():
+    query, key = random32(0, 1, 1, 8), random32(1, 1, 1, 8)
+    products = []
+    for first, second in ((3, 1), (203, 201)):
+        cosine, sine = np.empty((2, 4), np.float32), np.empty((2, 4), np.float32)
+        rotary_table(np.array([first, second]), 4, 10000.0, cosine, sine)
+        rotated_query, rotated_key = query.copy(), key.copy()
+        rotate(rotated_query, cosine[:1], sine[:1])
+        rotate(rotated_key, cosine[1:], sine[1:])
+        products.append(float(np.sum(rotated_query * rotated_key)))
+    assert abs(products[0] - products[1]) <= 1e-5
+    assert abs(products[0] - float(np.sum(query * key))) > 1e-3
+
+
+def test_rows_are_zeroed_over_nan_in_every_layer():
+    rows = np.full((2, 4, 3), np.nan, np.float32)
+    zero_rows(rows, np.array([2, -1, 0]))
+    assert np.array_equal(rows[:, [0, 2]], np.zeros((2, 2, 3)))
+    assert np.isnan(rows[:, [1, 3]]).all()
+
+
+def test_rows_are_gathered_scattered_and_copied_by_number():
+    rows = random32(0, 2, 5, 3)
+    before = rows.copy()
+    held = np.empty((2, 2, 3), np.float32)
+    gather_rows(rows, np.array([4, 1]), held)
+    assert np.array_equal(held, before[:, [4, 1]])
+    scatter_rows(held, np.array([0, 2]), rows)
+    assert np.array_equal(rows[:, [0, 2]], before[:, [4, 1]])
+    copy_rows(rows, np.array([0, 3]), np.array([3, 1]))
+    assert np.array_equal(rows[:, [3, 1]], before[:, [4, 4]])
+
+
+def test_the_scan_agrees_with_its_reference():
+    arguments = scan_arguments(0, 11)
+    rows = random32(7, 12, HEADS, D_STATE, HEAD_DIM)
+    truth = rows.astype(np.float64)
+    segments = ([0, 7, 11], [2, 9], [[0, 4, 8], [1, 5, 9]])
+    y = run_scan(arguments, rows, *segments)
+    reference = run_scan([argument.astype(np.float64) for argument in arguments], truth, *segments, scan=mamba2_scan_reference)
+    assert np.max(np.abs(y - reference)) <= 1e-5
+    assert np.max(np.abs(rows - truth)) <= 1e-5
+
+
+def test_the_convolution_agrees_with_its_reference():
+    x, rows = random32(0, 9, CHANNELS), random32(1, 12, TAPS - 1, CHANNELS)
+    truth = rows.copy()
+    segments = ([0, 2, 9], [2, 9], [[0, 4, 8], [1, 5, 9]])
+    y = run_convolution(x, rows, *segments)
+    reference = run_convolution(x, truth, *segments, convolution=causal_convolution_reference)
+    assert np.max(np.abs(y - reference)) <= 1e-5
+    assert np.array_equal(rows, truth)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_the_scan_gives_the_same_bits_for_every_split(pieces):
+    tokens = sum(pieces)
+    arguments = scan_arguments(3, tokens)
+    rows = random32(4, 4, HEADS, D_STATE, HEAD_DIM)
+    split_rows = rows.copy()
+    whole = run_scan(arguments, rows, [0, tokens], [3], [[0, 1]])
+    outputs, start, source = [], 0, 3
+    for piece in pieces:
+        x, dt, a, b, c = arguments
+        part = slice(start, start + piece)
+        outputs.append(run_scan((x[part], dt[part], a, b[part], c[part]), split_rows, [0, piece], [source], [[0, 1]]))
+        start, source = start + piece, 0
+    assert np.array_equal(whole, np.concatenate(outputs))
+    assert np.array_equal(rows[0], split_rows[0])
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_the_convolution_gives_the_same_bits_for_every_split(pieces):
+    tokens = sum(pieces)
+    x, rows = random32(3, tokens, CHANNELS), random32(4, 4, TAPS - 1, CHANNELS)
+    split_rows = rows.copy()
+    whole = run_convolution(x, rows, [0, tokens], [3], [[0, 1]])
+    outputs, start, source = [], 0, 3
+    for piece in pieces:
+        outputs.append(run_convolution(x[start : start + piece], split_rows, [0, piece], [source], [[0, 1]]))
+        start, source = start + piece, 0
+    assert np.array_equal(whole, np.concatenate(outputs))
+    assert np.array_equal(rows[0], split_rows[0])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7])
+def test_plane_p_holds_the_state_p_tokens_before_the_last_and_others_are_not_written(tokens):
+    arguments, x = scan_arguments(5, tokens), random32(6, tokens, CHANNELS)
+    states = np.full((4, HEADS, D_STATE, HEAD_DIM), np.nan, np.float32)
+    windows = np.full((4, TAPS - 1, CHANNELS), np.nan, np.float32)
+    states[0], windows[0] = 0, 0
+    run_scan(arguments, states, [0, tokens], [0], [[0, 1, 2, 3]])
+    run_convolution(x, windows, [0, tokens], [0], [[0, 1, 2, 3]])
+    for plane in range(4):
+        if plane >= tokens:
+            assert np.isnan(states[plane]).all()
+            assert np.isnan(windows[plane]).all()
+            continue
+        shorter = tokens - plane
+        state, window = np.zeros((1, *states.shape[1:]), np.float32), np.zeros((1, *windows.shape[1:]), np.float32)
+        a, b, c, d, e = arguments
+        run_scan((a[:shorter], b[:shorter], c, d[:shorter], e[:shorter]), state, [0, shorter], [0], [[0]])
+        run_convolution(x[:shorter], window, [0, shorter], [0], [[0]])
+        assert np.array_equal(states[plane], state[0])
+        assert np.array_equal(windows[plane], window[0])
+
+
+def test_a_segment_may_read_from_one_of_its_own_planes():
+    # A rollback that is carried out: the source, plane 2, is overwritten by the new snapshots.
+    arguments, x = scan_arguments(5, 4), random32(6, 4, CHANNELS)
+    states, windows = random32(0, 4, HEADS, D_STATE, HEAD_DIM), random32(1, 4, TAPS - 1, CHANNELS)
+    apart_states, apart_windows = np.concatenate([states, states]), np.concatenate([windows, windows])
+    y = run_scan(arguments, states, [0, 4], [2], [[0, 1, 2, 3]])
+    assert np.array_equal(y, run_scan(arguments, apart_states, [0, 4], [6], [[0, 1, 2, 3]]))
+    assert np.array_equal(states, apart_states[:4])
+    z = run_convolution(x, windows, [0, 4], [2], [[0, 1, 2, 3]])
+    assert np.array_equal(z, run_convolution(x, apart_windows, [0, 4], [6], [[0, 1, 2, 3]]))
+    assert np.array_equal(windows, apart_windows[:4])
+
+
+def attention_truth(query, keys, values):
+    heads, head_dim = query.shape
+    sharers = heads // keys.shape[1]
+    y = np.empty((heads, head_dim))
+    for head in range(heads):
+        scores = keys[:, head // sharers].astype(np.float64) @ query[head] / np.sqrt(head_dim)
+        weights = np.exp(scores - scores.max())
+        y[head] = weights / weights.sum() @ values[:, head // sharers]
+    return y
+
+
+def test_attention_agrees_with_float64_and_reads_only_its_cells():
+    keys, values = np.full((20, 2, 8), np.nan, np.float32), np.full((20, 2, 8), np.nan, np.float32)
+    cells = np.array([17, 3, 4, 11, 0], np.int64)
+    write_cells(random32(0, 5, 2, 8), cells, keys)
+    write_cells(random32(1, 5, 2, 8), cells, values)
+    query, y = 3 * random32(2, 4, 8), np.full((4, 8), np.nan, np.float32)
+    attend(query, keys, values, cells.astype(np.int32), y)
+    assert np.max(np.abs(y - attention_truth(query, keys[cells], values[cells]))) <= 1e-5
+
+
+def test_attention_gives_the_same_bits_wherever_the_cells_lie():
+    keys, values, query = random32(0, 30, 1, 8), random32(1, 30, 1, 8), random32(2, 2, 8)
+    order = np.random.default_rng(3).permutation(30)
+    moved_keys, moved_values = np.empty_like(keys), np.empty_like(values)
+    moved_keys[order], moved_values[order] = keys, values
+    here, there = np.empty((2, 8), np.float32), np.empty((2, 8), np.float32)
+    attend(query, keys, values, np.arange(30, dtype=np.int32), here)
+    attend(query, moved_keys, moved_values, order.astype(np.int32), there)
+    assert np.array_equal(here, there)
+
+
+def test_attention_does_not_hide_a_cell_that_holds_nan():
+    keys, values = random32(0, 3, 1, 4), random32(1, 3, 1, 4)
+    keys[1] = np.nan
+    y = np.zeros((1, 4), np.float32)
+    attend(random32(2, 1, 4), keys, values, np.arange(3, dtype=np.int32), y)
+    assert np.isnan(y).all()
+
+
+def test_compiled_code_is_discarded_when_a_source_changes_and_only_then(tmp_path):
+    folder = tmp_path / "kernels"
+    (folder / "__pycache__").mkdir(parents=True)
+    (folder / "one.py").write_text("@kernel\ndef f(x): return 1\n")
+    index = folder / "__pycache__" / "one.nbi"
+    discard_stale_code((folder,))
+    index.write_bytes(b"compiled")
+    (folder / "other.py").write_text("without kernels\n")
+    assert not discard_stale_code((folder,))
+    assert index.exists()
+    (folder / "one.py").write_text("@kernel\ndef f(x): return 2\n")
+    assert discard_stale_code((folder,))
+    assert not index.exists()

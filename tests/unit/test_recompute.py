@@ -1,0 +1,167 @@
+"""The recompute's own rules: how logs are laid out, and that an answer depends on nothing but its log."""
+
+import resource
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from statedrift.oracle.forest import Forest, leaf_logs, plan
+from statedrift.oracle.mamba2 import masked_quadratic_form
+from statedrift.oracle.recompute import Recompute, Request, recompute_of
+from statedrift.spec.errors import UsageError
+from statedrift.spec.models import Model
+
+MODELS = (Model("mamba2"), Model("lfm2"))
+each_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)
+
+Log = tuple[int, ...]
+some_logs = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12).map(tuple), min_size=1, max_size=12)
+"""Few tokens, so that logs share prefixes and extend each other."""
+
+
+def random_log(length: int, seed: int = 0) -> Log:
+    return tuple(np.random.default_rng(seed).integers(0, 64, length).tolist())
+
+
+def prefix_of(forest: Forest, node: int) -> Log:
+    """The tokens from the root to the node."""
+    tokens = []
+    while node < forest.node_count:
+        tokens.append(int(forest.tokens[node]))
+        node = int(forest.ancestors[1, node])
+    return tuple(reversed(tokens))
+
+
+def prefixes(logs: Sequence[Log]) -> set[Log]:
+    return {log[:end] for log in logs for end in range(1, len(log) + 1)}
+
+
+@given(some_logs)
+def test_leaves_are_the_logs_that_none_extends(logs: list[Log]) -> None:
+    leaves, leaf_index = leaf_logs(logs)
+    assert leaves == sorted(log for log in set(logs) if not any(other[: len(log)] == log and other != log for other in logs))
+    for log in logs:
+        assert leaves[leaf_index[log]][: len(log)] == log
+
+
+@given(some_logs)
+def test_every_prefix_is_one_node(logs: list[Log]) -> None:
+    leaves, _ = leaf_logs(logs)
+    (forest,) = plan(leaves, window=2, node_max=1000, pair_max=1000)
+    nodes = [prefix_of(forest, node) for node in range(forest.node_count)]
+    assert sorted(nodes) == sorted(prefixes(logs))
+    for leaf, path in zip(leaves, forest.paths, strict=True):
+        assert [nodes[node] for node in path[: len(leaf)]] == [leaf[:end] for end in range(1, len(leaf) + 1)]
+
+
+@given(some_logs, st.integers(1, 30), st.integers(1, 40))
+def test_every_node_asks_once_and_sees_exactly_its_path(logs: list[Log], node_max: int, pair_max: int) -> None:
+    leaves, _ = leaf_logs(logs)
+    for forest in plan(leaves, window=2, node_max=node_max, pair_max=pair_max):
+        asked = []
+        for batch in forest.batches:
+            queries, allowed = batch.query.reshape(-1)[batch.place], batch.allowed.flatten(0, 1)[batch.place]
+            keys = batch.key[torch.div(batch.place, batch.query.shape[1], rounding_mode="floor")]
+            assert torch.equal(queries, batch.node)
+            for node, seen, key in zip(batch.node.tolist(), allowed, keys, strict=True):
+                path = prefix_of(forest, node)
+                assert [prefix_of(forest, int(k)) for k in key[seen]] == [path[:end] for end in range(1, len(path) + 1)]
+            asked += batch.node.tolist()
+        assert sorted(asked) == list(range(forest.node_count))
+
+
+@given(some_logs, st.integers(1, 30), st.integers(1, 40))
+def test_forests_and_batches_keep_to_their_bounds(logs: list[Log], node_max: int, pair_max: int) -> None:
+    leaves, _ = leaf_logs(logs)
+    for forest in plan(leaves, window=2, node_max=node_max, pair_max=pair_max):
+        assert forest.node_count <= node_max or len(forest.paths) == 1
+        for batch in forest.batches:
+            assert batch.allowed.numel() <= pair_max or batch.query.numel() == 1
+
+
+@each_model
+@given(logs=some_logs, hidden=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_asked_together_or_alone_the_rows_are_the_same(model: Model, logs: list[Log], hidden: bool) -> None:
+    recompute = recompute_of(model)
+    for log, rows in zip(logs, recompute.rows([Request(log, range(len(log)), hidden) for log in logs]), strict=True):
+        (alone,) = recompute.rows([Request(log, range(len(log)), hidden)])
+        assert np.abs(rows - alone).max() <= 1e-12
+
+
+@each_model
+def test_a_row_depends_on_the_tokens_up_to_it_and_no_other(model: Model) -> None:
+    recompute, log = recompute_of(model), random_log(150)
+    (rows,) = recompute.rows([Request(log, range(150))])
+    for index in (0, 1, 5, 63, 64, 65, 149):
+        (cut,) = recompute.rows([Request(log[: index + 1], (index,))])
+        assert np.abs(rows[index] - cut[0]).max() <= 1e-12
+
+
+@each_model
+def test_rows_come_in_the_order_they_were_asked(model: Model) -> None:
+    recompute, log = recompute_of(model), random_log(9)
+    (rows,) = recompute.rows([Request(log, range(9))])
+    (some,) = recompute.rows([Request(log, (7, 2, 2))])
+    assert np.abs(some - rows[[7, 2, 2]]).max() <= 1e-12
+
+
+@each_model
+def test_logits_and_hidden_states_can_be_asked_together(model: Model) -> None:
+    recompute, log = recompute_of(model), random_log(9)
+    first, hidden, last = recompute.rows([Request(log, (0, 8)), Request(log, range(9), hidden=True), Request(log, (8,))])
+    assert (first.shape, hidden.shape, last.shape) == ((2, 64), (9, 32), (1, 64))
+    assert np.abs(first[1] - last[0]).max() <= 1e-12
+    assert all(rows.dtype == np.float64 for rows in (first, hidden, last))
+
+
+@each_model
+def test_nothing_asked_is_nothing_answered(model: Model) -> None:
+    recompute = recompute_of(model)
+    assert recompute.rows([]) == []
+    assert recompute.rows([Request((1, 2), ())])[0].shape == (0, 64)
+
+
+@each_model
+def test_small_bounds_change_no_row(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [Request(random_log(length, length % 3), range(length)) for length in (1, 3, 70, 33, 34, 69)]
+    expected = Recompute(model).rows(requests)
+    monkeypatch.setattr("statedrift.oracle.recompute.NODES_MAX_ELEMENTS", 1000)
+    monkeypatch.setattr("statedrift.oracle.recompute.PAIRS_MAX_ELEMENTS", 100)
+    for rows, same in zip(Recompute(model).rows(requests), expected, strict=True):
+        assert np.abs(rows - same).max() <= 1e-12
+
+
+@each_model
+def test_a_log_of_thousands_of_tokens_fits_in_little_memory(model: Model) -> None:
+    recompute, log = recompute_of(model), random_log(4000)
+    recompute.rows([Request(log[:64], (63,))])
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (rows,) = recompute.rows([Request(log, (3999,))])
+    assert np.isfinite(rows).all()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib <= 200 * 1024
+
+
+@each_model
+def test_state_rows_are_those_of_the_log_asked_for(model: Model) -> None:
+    recompute = recompute_of(model)
+    for log in (random_log(1), random_log(2), random_log(70)):
+        conv = next(row.values for row in recompute.state_rows(log) if (row.layer, row.part) == (0, "conv"))
+        longer = next(row.values for row in recompute.state_rows((*log, 5)) if (row.layer, row.part) == (0, "conv"))
+        assert np.array_equal(conv[:, 1:], longer[:, :-1])
+        assert all(row.values.dtype == np.float32 for row in recompute.state_rows(log))
+
+
+def test_the_mask_refuses_decays_that_would_overflow_its_factors() -> None:
+    (forest,) = plan([(1, 2, 3)], window=1, node_max=10, pair_max=10)
+    value, step, b = torch.ones(3, 2, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64), torch.ones(3, 1, 1, dtype=torch.float64)
+    with pytest.raises(ArithmeticError, match="decays sum to more than"):
+        masked_quadratic_form(value, step, -400 * step, b, b, forest)
+
+
+def test_an_unknown_family_is_a_clear_error() -> None:
+    with pytest.raises(UsageError, match="unknown family `mamba7`"):
+        recompute_of(Model("mamba7"))

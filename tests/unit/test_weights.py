@@ -1,0 +1,68 @@
+"""Weights are a pure function of the model: pinned, because stored programs depend on them."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from statedrift.spec.families import FAMILIES, dimensions_of, family_of
+from statedrift.spec.models import Model
+from statedrift.spec.weights import weights_of
+
+GOLDEN = {
+    ("mamba2", 0): "17077c4ad382def2",
+    ("mamba2", 1): "49b5c3c097abd3d1",
+    ("mamba2", 2): "b1c9b8cd656a519a",
+    ("mamba2", 3): "705bb297bd33eefb",
+    ("lfm2", 0): "b231dad2ca0015d3",
+    ("lfm2", 1): "44cff216c0417127",
+    ("lfm2", 2): "db78d2d8b14b92c4",
+    ("lfm2", 3): "38dd70b846568854",
+}
+
+
+def checksum(model: Model) -> str:
+    """Over names, shapes and bytes of all weights, in order of name."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in sorted(weights_of(model).items()):
+        digest.update(f"{name} {array.shape} ".encode())
+        digest.update(array.astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize(("family", "seed"), GOLDEN)
+def test_the_draws_never_change(family: str, seed: int) -> None:
+    assert checksum(Model(family, seed)) == GOLDEN[family, seed]
+
+
+def test_every_family_is_pinned() -> None:
+    assert {family for family, _ in GOLDEN} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_finite_float32_and_read_only(family: str) -> None:
+    for name, array in weights_of(Model(family)).items():
+        assert array.dtype == np.float32, name
+        assert np.isfinite(array).all(), name
+        assert not array.flags.writeable, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_seed_changes_every_tensor(family: str) -> None:
+    first, second = weights_of(Model(family, 0)), weights_of(Model(family, 1))
+    assert [name for name in first if np.array_equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_more_layer_leaves_the_other_layers_as_they_are(family: str) -> None:
+    model = Model(family)
+    deeper = Model(family, 0, (("n_layer", dimensions_of(model)["n_layer"] + 3),))
+    for name, array in weights_of(model).items():
+        assert np.array_equal(weights_of(deeper)[name], array), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gguf_and_transformers_get_every_weight(family: str) -> None:
+    model = Model(family)
+    weights, dimensions = weights_of(model), dimensions_of(model)
+    assert sorted(tensor.weight for tensor in family_of(model).gguf_tensors(dimensions)) == sorted(weights)
+    assert len(family_of(model).state_dict(dimensions, weights)) == len(weights)
