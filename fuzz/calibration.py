@@ -3,7 +3,7 @@
 Rules
 - The floor is the largest error over single-sequence decodings in fresh sessions, whole and token by token, with no state operation.
   Several sequences and cut-up batches are tests, not calibration: an engine that gets them wrong must not blunt its own check.
-- tolerance = max(20 x floor, 1e-5). A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
+- tolerance = max(20 x floor, 1e-5). Steps as wrong as a wrong state would make them are a fault, not noise. A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
 - A measured floor is remembered per target version and model, so that it is measured once on a machine.
 """
 
@@ -11,19 +11,19 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ..spec.configuration import CacheConfiguration
-from ..spec.errors import UnavailableError
+from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model, model_text
 from ..spec.operations import Decode, Item, Outputs
 from ..spec.programs import Program
 from ..spec.weights import weights_of
 from ..store.campaigns import Noise
+from ..store.files import write_whole
 from .execution import Run
 from .judgement import worst_error
 
@@ -32,15 +32,20 @@ LOG_TOKENS_MAX = 200
 TOLERANCE_MIN = 1e-5
 FLOORS_IN_TOLERANCE = 20.0
 TOLERANCE_MAX = 2e-3
+FAULT_TOLERANCES = 100.0
+"""A wrong state row moves an output by at least so many tolerances: the models' weights are chosen for it."""
 _CALIBRATION_SALT = 1 << 30
 
 
-def calibration_programs(model: Model) -> list[Program]:
-    """Two programs for every log, lengths 1..200: the log in one decode, and token by token. Every fourth pair asks for hidden states."""
+def calibration_programs(model: Model, embeddings: bool = True) -> list[Program]:
+    """Two programs for every log, lengths 1..200: the log in one decode, and token by token.
+
+    embeddings  every fourth pair asks for hidden states
+    """
     programs = []
     for number in range(LOG_COUNT):
         length = 1 + number * (LOG_TOKENS_MAX - 1) // (LOG_COUNT - 1)
-        outputs: Outputs = "embeddings" if number % 4 == 3 else "all"
+        outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
         cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=256, outputs=outputs)
         salt = _CALIBRATION_SALT + number
         whole = (Decode((Item((0,), length, salt),)),)
@@ -56,21 +61,35 @@ def measure_noise(model: Model, run_all: Callable[[Sequence[Program]], Sequence[
     """
     programs = calibration_programs(model)
     runs = run_all(programs)
+    if not runs[0].capabilities.embeddings:
+        programs = calibration_programs(model, embeddings=False)
+        runs = run_all(programs)
     for program, run in zip(programs, runs, strict=True):
         if len(run.steps) != len(program.operations) or any(step.outcome.word != "accepted" for step in run.steps):
-            said = run.verdict.reason if run.verdict else next(step.outcome.detail for step in run.steps if step.outcome.word != "accepted")
+            refusals = (step.outcome.detail for step in run.steps if step.outcome.word != "accepted")
+            said = run.verdict.reason if run.verdict else next(refusals, "it ended early")
             raise UnavailableError(f"could not test {model_text(model)}: a plain decoding of one sequence failed ({said})")
-    return noise_of(worst_error(model, runs), model)
+    return noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
 
 
-def noise_of(floor: float, model: Model) -> Noise:
-    """The tolerance that follows from a floor. Raises UnavailableError when it is too high, or not a number."""
+def _tolerance(floor: float) -> float:
+    return max(FLOORS_IN_TOLERANCE * floor, TOLERANCE_MIN)
+
+
+def noise_of(whole: float, steps: float, model: Model) -> Noise:
+    """The floor and tolerance that follow from the largest errors of whole and of token-by-token decodings.
+
+    Steps that are off by as much as a wrong state row would be, where whole decodings are right, are a fault and no noise: then
+    the floor is that of the whole ones, and the campaign shows the fault. Raises UnavailableError when the floor is too high, or
+    not a number.
+    """
+    floor = max(whole, steps) if steps <= FAULT_TOLERANCES * _tolerance(whole) else whole
     if not FLOORS_IN_TOLERANCE * floor <= TOLERANCE_MAX:
         raise UnavailableError(
             f"could not test {model_text(model)}: plain decodings of one sequence are off by {floor:.3g}; "
             f"faults would hide in a tolerance of {FLOORS_IN_TOLERANCE:g} times that"
         )
-    return Noise(floor, max(FLOORS_IN_TOLERANCE * floor, TOLERANCE_MIN), LOG_COUNT)
+    return Noise(floor, _tolerance(floor), LOG_COUNT)
 
 
 def _memory_path() -> Path:
@@ -82,7 +101,7 @@ def _memory_key(target: str, version: str, model: Model) -> str:
     """A measurement holds for the target, its version, the very weights, and the machine."""
     digest = hashlib.blake2b(digest_size=8)
     for weight in weights_of(model).values():
-        digest.update(weight)
+        digest.update(weight.tobytes())
     return " | ".join([target, version, model_text(model), digest.hexdigest(), platform.machine(), platform.node()])
 
 
@@ -90,16 +109,17 @@ def remembered_noise(target: str, version: str, model: Model) -> Noise | None:
     """What was measured before for this target, version and model; None when nothing was, or the memory cannot be read."""
     try:
         entries = json.loads(_memory_path().read_bytes())
-        return msgspec.convert(entries[_memory_key(target, version, model)], Noise)
-    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
+        noise = msgspec.convert(entries[_memory_key(target, version, model)], Noise)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, msgspec.ValidationError):  # RuntimeError: there is no home folder
         return None
+    is_sound = noise.floor >= 0 and FLOORS_IN_TOLERANCE * noise.floor <= TOLERANCE_MAX and noise.tolerance == _tolerance(noise.floor)
+    return noise if is_sound and noise.log_count >= LOG_COUNT else None
 
 
 def remember_noise(target: str, version: str, model: Model, noise: Noise) -> None:
     """Keep a measurement; a memory that cannot be written is only slower."""
-    path = _memory_path()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = _memory_path()
         try:
             entries = json.loads(path.read_bytes())
         except (OSError, ValueError):
@@ -107,8 +127,6 @@ def remember_noise(target: str, version: str, model: Model, noise: Noise) -> Non
         if not isinstance(entries, dict):
             entries = {}
         entries[_memory_key(target, version, model)] = msgspec.to_builtins(noise)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(entries, file, indent=1)
-        os.replace(file.name, path)
-    except OSError:
+        write_whole(path, json.dumps(entries, indent=1).encode())
+    except (OSError, RuntimeError, UsageError):
         return

@@ -24,10 +24,10 @@ from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare
 from ..store.findings import Finding, write_finding
 from .reduction import Reduction, reduce_trial
 from .reproduction import reproduction_script
-from .shards import SHARD_PROGRAMS, Divergent, ShardResult, run_shard, run_shard_in_worker, shard_model, start_worker
+from .shards import SHARD_PROGRAMS, Divergent, ShardResult, run_shard, run_shard_in_worker, shard_model, shard_programs, start_worker
 from .signatures import enabling_operations
 from .titles import title_of
-from .trial import Bench, Trial
+from .trial import Bench, Trial, answers_of
 
 RERUNS = 10
 REDUCTION_SECONDS_MAX = 20.0
@@ -38,6 +38,7 @@ WAITING_MAX = 200
 AFTERTIME_SHARE = 0.25
 """How much longer than its time a campaign may go on reducing what nothing explains yet."""
 ACCOUNT_SECONDS = 10.0
+WARM_UP_PROGRAMS = 8
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -165,7 +166,7 @@ class _Campaign:
     # --- the work ----------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[str, ...]:
-        """Measure the noise of every family; those that can be tested."""
+        """Measure the noise of every family and warm up, so that compiling is not taken from the budget; the families that can be tested."""
         testable = []
         for family in self.settings.families:
             self.tell()
@@ -175,6 +176,7 @@ class _Campaign:
                     self.models[model] = noise
                     if family not in self.noise or noise.tolerance > self.noise[family].tolerance:
                         self.noise[family] = noise
+                self.bench.try_programs(shard_programs(self.settings.seed, 0, (family,), WARM_UP_PROGRAMS))
                 testable.append(family)
             except UnavailableError as error:
                 self.could_not_test[family] = str(error)
@@ -286,6 +288,7 @@ class _Campaign:
             first_seen=now,
             last_seen=now,
             log=trial.log,
+            answers=answers_of(trial),
         )
         self.findings.add_finding(coarse, finding, enabling_operations(trial.program, trial.verdict))
         self.last_finding_seconds = self.seconds

@@ -62,7 +62,7 @@ class CanaryTarget:
         return "our own cache with a planted fault: outputs are one percent off after a rollback"
 
     def open(self, model: Model, configuration: CacheConfiguration) -> Session:
-        return _WrongAfterRollback(SOUND.open(model, configuration))  # type: ignore[return-value]
+        return _WrongAfterRollback(SOUND.open(model, configuration))
 
 
 TARGET = CanaryTarget()

@@ -31,6 +31,10 @@ class Choices(Protocol):
         """True in about `percent` of 100 cases; simplest is False."""
         ...
 
+    def leans(self, percent: int) -> bool:
+        """As `chance`, where False allows every answer that True does: it only says how often. May be False always."""
+        ...
+
     def pick(self, options: Sequence[Option]) -> Option:
         """One of the options, each equally likely (repeat one to favour it); simplest is the first."""
         ...
@@ -61,6 +65,9 @@ class SeededChoices:
         return low + int(self._random() * (high - low + 1))
 
     def chance(self, percent: int) -> bool:
+        return self._random() * 100 < percent
+
+    def leans(self, percent: int) -> bool:
         return self._random() * 100 < percent
 
     def pick(self, options: Sequence[Option]) -> Option:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from ..oracle.contract import Checker, Piece, Span
+from ..oracle.contract import Checker, Piece, Positions, Span
 from ..spec.configuration import CacheConfiguration, changed
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import dimensions_of, doubled
@@ -68,6 +68,7 @@ class Run(msgspec.Struct, frozen=True):
     rows     for every operation with spans, float32 rows as bytes, and their width
     verdict  a divergence in answers or positions, or None
     capabilities  of the last session
+    sessions capabilities of every session, in order: the first, and one for every reopen
     """
 
     steps: tuple[Step, ...]
@@ -75,6 +76,7 @@ class Run(msgspec.Struct, frozen=True):
     rows: dict[int, tuple[bytes, int]]
     verdict: Verdict | None
     capabilities: Capabilities
+    sessions: tuple[Capabilities, ...] = ()
 
 
 Progress = Callable[[int], None]
@@ -137,13 +139,20 @@ def open_session(target: Target, model: Model, cache: CacheConfiguration) -> Ses
     """
     session = target.open(model, cache)
     if cache.start == "dirty" or (cache.start == "poison" and not target.poison):
-        count = min(DIRTY_TOKEN_COUNT, session.capabilities.n_ctx or DIRTY_TOKEN_COUNT)
-        vocabulary_size = dimensions_of(model)["n_vocab"]
-        for sequence in range(cache.n_seq_max):
-            tokens = implicit_tokens(sequence, 0, count, DIRTY_SALT, vocabulary_size)
-            session.decode(_plain_batch(sequence, tokens, 0))
-        session.clear(False)
+        try:
+            _use_memory(session, cache.n_seq_max, dimensions_of(model)["n_vocab"])
+        except BaseException:
+            session.close()
+            raise
     return session
+
+
+def _use_memory(session: Session, n_seq_max: int, vocabulary_size: int) -> None:
+    capabilities = session.capabilities
+    count = min(DIRTY_TOKEN_COUNT, capabilities.n_batch, capabilities.n_ctx or DIRTY_TOKEN_COUNT)
+    for sequence in range(n_seq_max):
+        session.decode(_plain_batch(sequence, implicit_tokens(sequence, 0, count, DIRTY_SALT, vocabulary_size), 0))
+    session.clear(False)
 
 
 def _plain_batch(sequence: int, tokens: tuple[int, ...], first_position: int) -> Batch:
@@ -157,9 +166,12 @@ class _Walk:
         self.program = program
         self.target = target
         self.cache = program.cache
+        dimensions = dimensions_of(program.model)
+        self.widths = {"all": dimensions["n_vocab"], "last": dimensions["n_vocab"], "embeddings": dimensions["n_embd"]}
         self.session = open_session(target, program.model, program.cache)
-        vocabulary_size = dimensions_of(program.model)["n_vocab"]
-        self.checker = Checker(program.cache, vocabulary_size, self.session.capabilities)
+        self.is_open = True
+        self.sessions = [self.session.capabilities]
+        self.checker = Checker(program.cache, dimensions["n_vocab"], self.session.capabilities)
         self.spans: list[Span] = []
         self.rows: dict[int, tuple[bytes, int]] = {}
 
@@ -171,7 +183,7 @@ class _Walk:
             return Step(outcome, demand.word, demand.reason, tuple(self.checker.before)), None
         try:
             outcome = self._perform(index, operation)
-            positions = self.session.positions()
+            positions = self._positions()
         except (UsageError, UnavailableError):
             raise
         except Exception as error:
@@ -180,6 +192,18 @@ class _Walk:
             positions = self.checker.before
         verdict = self.checker.conclude(index, operation, demand, outcome, positions)
         return Step(outcome, demand.word, demand.reason, tuple(positions)), verdict
+
+    def _positions(self) -> Positions:
+        positions = [(int(first), int(last)) for first, last in self.session.positions()]
+        if len(positions) != self.cache.n_seq_max:
+            raise ValueError(f"positions of {len(positions)} sequences instead of {self.cache.n_seq_max}")
+        return positions
+
+    def close(self) -> None:
+        """Close the session, once."""
+        if self.is_open:
+            self.is_open = False
+            self.session.close()
 
     def _perform(self, index: int, operation: AnyOperation) -> Outcome:
         session, logs = self.session, self.checker.ledger.logs
@@ -191,7 +215,8 @@ class _Walk:
             case Rollback(sequence=sequence, token_count=token_count):
                 if token_count >= len(logs[sequence].tokens):
                     return session.remove(sequence, 0, OPEN)
-                return session.remove(sequence, logs[sequence].position - token_count + 1, OPEN)
+                # of an unchecked log the position may be anything
+                return session.remove(sequence, max(0, logs[sequence].position - token_count + 1), OPEN)
             case Remove(sequence=sequence, start=start, end=end):
                 return session.remove(sequence, start, end)
             case Drop(sequence=sequence):
@@ -227,9 +252,11 @@ class _Walk:
             case Clear():
                 return session.clear(True)
             case Reopen(changes=changes):
-                session.close()
+                self.close()
                 self.cache = changed(self.cache, changes)
                 self.session = open_session(self.target, self.program.model, self.cache)
+                self.is_open = True
+                self.sessions.append(self.session.capabilities)
                 self.checker.capabilities = self.session.capabilities
                 return ACCEPTED
 
@@ -242,9 +269,10 @@ class _Walk:
         return decoded.outcome
 
     def _keep_rows(self, index: int, pieces: tuple[Piece, ...], layout: Layout, decoded: Decoded) -> Outcome:
-        rows, expected = decoded.rows, int(layout.batch.wanted.sum())
-        if rows is None or rows.ndim != 2 or rows.shape[0] != expected or rows.dtype != np.float32:
-            return Outcome("error", f"the decode was accepted with {None if rows is None else rows.shape} rows instead of {expected}")
+        rows, expected = decoded.rows, (int(layout.batch.wanted.sum()), self.widths[layout.batch.outputs])
+        if rows is None or rows.shape != expected or rows.dtype != np.float32:
+            got = "no rows" if rows is None else f"rows {rows.shape} of {rows.dtype}"
+            return Outcome("error", f"the decode was accepted with {got} instead of {expected} of float32")
         spans = self.checker.spans(index, pieces, layout.places, layout.wanted, layout.batch.outputs)
         if spans:
             self.spans += spans
@@ -269,8 +297,9 @@ class _Walk:
         session = self.target.open(doubled(self.program.model), self.cache)
         try:
             for sequence, log in slot.logs.items():
-                if log.tokens and sequence < self.cache.n_seq_max:
-                    session.decode(_plain_batch(sequence, log.tokens, 0))
+                if sequence < self.cache.n_seq_max:
+                    for start in range(0, len(log.tokens), session.capabilities.n_batch):
+                        session.decode(_plain_batch(sequence, log.tokens[start : start + session.capabilities.n_batch], start))
             if slot.whole:
                 return session.save_all()[1]
             sequence = slot.sequence if slot.sequence < self.cache.n_seq_max else 0
@@ -298,5 +327,5 @@ def execute(program: Program, target: Target, progress: Progress | None = None) 
                 break
         capabilities = walk.session.capabilities
     finally:
-        walk.session.close()
-    return Run(tuple(steps), tuple(walk.spans), walk.rows, verdict, capabilities)
+        walk.close()
+    return Run(tuple(steps), tuple(walk.spans), walk.rows, verdict, capabilities, tuple(walk.sessions))

@@ -131,6 +131,7 @@ class Draft:
         self.operations: list[AnyOperation] = []
         self.slots: dict[str, Saved] = {}
         self.session_slots: dict[str, SavedSession] = {}
+        self.damaged_slot: str | None = None  # a restore of it is to follow
         self.token_count = 0
         self.session = 0
         self._salt = 0
@@ -156,11 +157,11 @@ class Draft:
         choices = self.choices
         if len(sequences) == 1:
             return sequences[0]
-        roll = choices.integer(0, 99)
-        pending = [sequence for sequence in sequences if self.tracks[sequence].pending]
-        if pending and roll < 35:
-            return choices.pick(pending)
-        if self.hot in sequences and (99 - roll if pending else roll) < self._heat:
+        if choices.leans(35):
+            pending = [sequence for sequence in sequences if self.tracks[sequence].pending]
+            if pending:
+                return choices.pick(pending)
+        if self.hot in sequences and choices.leans(self._heat):
             return self.hot
         return choices.pick(sequences)
 

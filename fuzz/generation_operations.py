@@ -178,21 +178,13 @@ def _cancel(draft: Draft) -> None:
 
 
 def _draw_rollback_count(draft: Draft, sequence: int) -> int:
-    choices, track, n_rs_seq = draft.choices, draft.tracks[sequence], draft.cache.n_rs_seq
-    kind = choices.integer(0, 99)
-    if kind < 45:
-        count = choices.integer(1, max(1, min(n_rs_seq, track.newest - 1)))
-    elif kind < 62:
-        count = choices.integer(1, n_rs_seq + 1)
-    elif kind < 78:
-        count = track.newest + choices.pick((0, -1, 1))
-    elif kind < 86:
-        count = track.length
-    elif kind < 88:
-        count = track.length + choices.integer(1, 3)
-    else:
-        count = choices.integer(1, max(1, track.length))
-    return max(1, count)
+    """Leaning on what is promised, on the edges of the snapshots and of the last decode, and on the whole."""
+    track, n_rs_seq = draft.tracks[sequence], draft.cache.n_rs_seq
+    promised = list(range(1, min(n_rs_seq, track.newest - 1) + 1))
+    newest = [track.newest - 1, track.newest, track.newest + 1] if track.newest else [1]
+    wholly = [track.length, track.length, track.length // 2, track.length + 1]
+    counts = promised * (4 if len(promised) < 3 else 2) + list(range(1, n_rs_seq + 2)) + newest + wholly
+    return draft.choices.pick(sorted([max(1, count) for count in counts]))
 
 
 def _sequence_to_cut(draft: Draft) -> int:
@@ -201,7 +193,7 @@ def _sequence_to_cut(draft: Draft) -> int:
     if not fit or draft.choices.chance(3):
         return draft.any_sequence()
     fresh = [sequence for sequence in fit if draft.tracks[sequence].newest > 1]
-    return draft.one_of(fresh if fresh and not draft.choices.chance(35) else fit)
+    return draft.one_of(fresh + fit)
 
 
 def _rollback(draft: Draft) -> None:
@@ -217,15 +209,15 @@ def _remove(draft: Draft) -> None:
     track = draft.tracks[sequence]
     first, end = track.offset, track.end_position
     kind = choices.integer(0, 99)
-    if kind < 50:
+    if kind < 55:
         count = min(_draw_rollback_count(draft, sequence), end)
         draft.operations.append(Remove(sequence, end - count, choices.pick((OPEN, OPEN, end))))
         draft.cut(sequence, count)
-    elif kind < 65:
+    elif kind < 72:
         start, stop = choices.pick(((0, OPEN), (OPEN, OPEN), (0, end), (OPEN, end)))
         draft.operations.append(Remove(sequence, start, stop))
         draft.cut(sequence, max(1, track.length))
-    elif kind < 80 or track.length < 2:
+    elif kind < 86 or track.length < 2:
         start = end + choices.integer(0, 3)
         draft.operations.append(Remove(sequence, start, choices.pick((OPEN, start, start + 2))))
     else:
@@ -265,7 +257,7 @@ def _share(draft: Draft) -> None:
     if not others or choices.chance(1):
         draft.operations.append(Share(source, source))
         return
-    destination = draft.one_of(empty if empty and choices.chance(60) else others)
+    destination = draft.one_of(empty if empty and choices.leans(60) else others)
     if choices.chance(5) and track.length and not track.divided:
         _share_range(draft, source, destination)
         return
@@ -351,7 +343,7 @@ def _restore(draft: Draft) -> None:
     if slot is None:
         draft.operations.append(Restore(name, draft.any_sequence()))
         return
-    in_place = slot.partial or choices.chance(40)
+    in_place = slot.partial or choices.leans(40)
     sequence = slot.sequence if in_place and slot.sequence < len(draft.tracks) else draft.any_sequence()
     draft.operations.append(Restore(name, sequence))
     draft.restored(sequence, slot.copied, _is_usable(draft, slot))
@@ -376,21 +368,28 @@ def _restore_all(draft: Draft) -> None:
 
 
 def _damage(draft: Draft) -> None:
-    """Damage a slot, restore it, and mostly empty the sequence it went to (whose log nobody knows any more)."""
+    """Damage a slot; the next operation restores it."""
     choices = draft.choices
     names = [name for name, slot in draft.slots.items() if _is_usable(draft, slot)]
-    if not names or len(draft.operations) + 4 > draft.operations_max:
+    if not names:
         _save(draft)
         return
     name = choices.pick(names)
     draft.operations.append(_draw_damage(choices, name))
     draft.slots[name].damaged = True
+    draft.damaged_slot = name
+
+
+def _restore_damaged(draft: Draft, name: str) -> None:
+    """Restore a damaged slot, and mostly empty the sequence it went to, whose log nobody knows any more."""
+    choices = draft.choices
+    draft.damaged_slot = None
     sequence = draft.any_sequence()
     draft.operations.append(Restore(name, sequence))
     track = draft.tracks[sequence]
     track.lost = track.may_hold = True
     track.newest = 0
-    if choices.chance(60):
+    if choices.chance(60) and len(draft.operations) < draft.operations_max - 1:
         draft.operations.append(Drop(sequence))
         draft.emptied(sequence)
 
@@ -474,6 +473,9 @@ def draw_program(choices: Choices, model: Model, operations_max: int) -> Program
 
 
 def _add_one(draft: Draft, kind_index: int) -> None:
+    if draft.damaged_slot is not None:
+        _restore_damaged(draft, draft.damaged_slot)
+        return
     if not kind_index:
         _decode(draft)
         return

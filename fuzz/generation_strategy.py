@@ -4,8 +4,8 @@ Rules
 - Every operation is drawn inside a span of its own together with the question whether to go on, so that the shrinker can cut
   out one operation, or a run of them, and nothing else. (Drawing a number of operations first would shrink badly.)
 - Swarm weights are one draw: a set of features switched off, which shrinks to all of them on.
-- Fewer draws shrink better and cost less: whether an operation may be unusual at all is part of the question whether to go on;
-  in a usual one every small chance is answered No without a draw.
+- Fewer draws shrink better and cost less: what only says how often is not drawn; whether an operation may be unusual at all is
+  part of the question whether to go on, and in a usual one every small chance is answered No without a draw.
 Source: Hypothesis, guides/strategies-that-shrink.
 """
 
@@ -24,6 +24,8 @@ from .generation_operations import draw_program
 Option = TypeVar("Option")
 
 
+SHORTER_PERCENT = 75
+"""Programs are somewhat shorter than a campaign's: long ones shrink badly."""
 SMALL_CHANCE_PERCENT = 15
 _UNUSUAL_OF_FOUR = 1
 
@@ -45,6 +47,9 @@ class HypothesisChoices:
             percent *= 4 // _UNUSUAL_OF_FOUR
         return self.integer(0, 99) >= 100 - percent
 
+    def leans(self, percent: int) -> bool:
+        return False
+
     def pick(self, options: Sequence[Option]) -> Option:
         return options[self.integer(0, len(options) - 1)]
 
@@ -55,21 +60,16 @@ class HypothesisChoices:
         off = self.integer(0, (1 << count) - 1)
         return [0 if off >> number & 1 else SWARM_WEIGHT_MAX // 2 for number in range(count)]
 
-    def begin(self) -> None:
-        """Ask whether what comes next, before the first operation, may be unusual."""
-        self._unusual = self.integer(0, 3) >= 4 - _UNUSUAL_OF_FOUR
-
     def repeat(self, step: Callable[[], bool], fewest: int, average: int, most: int) -> None:
+        average = max(1, average * SHORTER_PERCENT // 100)
         for _ in range(most):
             if not self._draw(_one_more(self, step, average)):
                 break
-        self._unusual = False
+        self.allow_unusual(False)
 
-    def go_on(self, average: int) -> bool:
-        """One draw: 0 ends, the rest goes on, the largest quarter with something unusual."""
-        answer = self.integer(0, 4 * average)
-        self._unusual = answer > (4 - _UNUSUAL_OF_FOUR) * average
-        return answer > 0
+    def allow_unusual(self, is_allowed: bool) -> None:
+        """Whether small chances are drawn from now on, or answered No."""
+        self._unusual = is_allowed
 
 
 @lru_cache(maxsize=4096)
@@ -79,13 +79,15 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 
 @st.composite
 def _one_more(draw: st.DrawFn, choices: HypothesisChoices, step: Callable[[], bool], average: int) -> bool:
-    return choices.go_on(average) and step()
+    answer = draw(_integers(0, 4 * average))  # 0 ends, the largest quarter goes on with something unusual
+    choices.allow_unusual(answer > (4 - _UNUSUAL_OF_FOUR) * average)
+    return answer > 0 and step()
 
 
 @st.composite
 def program_strategy(draw: st.DrawFn, families: Sequence[str], max_operations: int) -> Program:
     """Programs of these families with at most `max_operations` operations."""
     choices = HypothesisChoices(draw)
-    choices.begin()
+    choices.allow_unusual(choices.integer(0, 3) >= 4 - _UNUSUAL_OF_FOUR)
     model = Model(choices.pick(families), choices.integer(0, 1))
     return draw_program(choices, model, max_operations)

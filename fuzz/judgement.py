@@ -6,6 +6,7 @@ Rules
 - Logs of all runs of one model go through one recompute.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,16 +34,28 @@ def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def span_errors(model: Model, runs: Sequence[Run]) -> list[list[np.ndarray]]:
     """For every run and every one of its spans, the errors of its rows."""
     requests = [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
-    truths = iter(recompute_of(model).rows(requests))
-    result = []
+    rows = []
     for run in runs:
-        errors = []
-        for span in run.spans:
-            data, width = run.rows[span.operation_index]
-            rows = np.frombuffer(data, dtype=np.float32).reshape(-1, width)[list(span.places)]
-            errors.append(row_errors(rows, next(truths)))
-        result.append(errors)
-    return result
+        decodes = {index: np.frombuffer(data, np.float32).reshape(-1, width) for index, (data, width) in run.rows.items()}
+        rows += [decodes[span.operation_index][list(span.places)] for span in run.spans]
+    errors = iter(_errors_together(rows, recompute_of(model).rows(requests)))
+    return [[next(errors) for _ in run.spans] for run in runs]
+
+
+def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """`row_errors` of every pair, with one call for all pairs of one width."""
+    errors = [np.zeros(0)] * len(rows)
+    by_width: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, (own, truth) in enumerate(zip(rows, truths, strict=True)):
+        by_width[own.shape[1], truth.shape[1]].append(number)
+    for numbers in by_width.values():
+        together = row_errors(np.concatenate([rows[number] for number in numbers]), np.concatenate([truths[number] for number in numbers]))
+        start = 0
+        for number in numbers:
+            end = start + len(rows[number])
+            errors[number] = together[start:end]
+            start = end
+    return errors
 
 
 def judge(model: Model, runs: Sequence[Run], tolerance: float) -> list[Verdict]:
@@ -58,6 +71,8 @@ def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerance: float) -> Verd
     if not wrong:
         return run.verdict or Verdict("ok", error=_largest(errors), tolerance=tolerance)
     operation_index = min(wrong)[0]
+    if run.verdict and run.verdict.operation_index is not None and run.verdict.operation_index < operation_index:
+        return run.verdict
     numbers = [number for index, number in wrong if index == operation_index]
     span_number = max(numbers, key=lambda number: _badness(errors[number]))
     return _wrong_rows(run, span_number, errors[span_number], tolerance)

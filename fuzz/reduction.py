@@ -78,6 +78,8 @@ def _rank(operation: AnyOperation) -> int:
             return partial + device
         case Damage(how=how):
             return ("truncate", "header", "flip", "foreign").index(how)
+        case Shift(delta=delta):
+            return int(delta < 0)
         case _:
             return 0
 
@@ -144,6 +146,8 @@ def _plainer(operation: AnyOperation) -> Iterator[AnyOperation]:
             yield Save(operation.sequence, operation.slot)
         case Damage(slot=slot, how=how) if how != "truncate":
             yield Damage(slot, "truncate", 1)
+        case Shift(sequence=sequence, delta=delta) if delta < 0:
+            yield Shift(sequence, 1)
         case _:
             return
 
@@ -195,7 +199,9 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
             yield Save(operation.sequence, operation.slot)
         case Remove(start=start, end=end):
             yield from (
-                msgspec.structs.replace(operation, start=smaller) for smaller in sorted({1, start // 2, start - 1}) if 0 < smaller < start
+                msgspec.structs.replace(operation, start=smaller)
+                for smaller in sorted({0, 1, start // 2, start - 1})
+                if 0 <= smaller < start
             )
             yield from (
                 msgspec.structs.replace(operation, end=smaller)
@@ -236,6 +242,16 @@ def _renumbered(program: Program) -> Iterator[Program]:
         yield _with_operations(program, [_rename(operation, order) for operation in program.operations])
 
 
+def _merged(program: Program) -> Iterator[Program]:
+    """One sequence fewer: everything that one does is done by another."""
+    used = sorted({sequence for operation in program.operations for sequence in sequences_of(operation)})
+    for kept in used:
+        for gone in used:
+            if kept < gone:
+                order = {sequence: kept if sequence == gone else sequence for sequence in used}
+                yield _with_operations(program, [_rename(operation, order) for operation in program.operations])
+
+
 def _rename(operation: AnyOperation, order: dict[int, int]) -> AnyOperation:
     match operation:
         case Decode(items=items) | Cancel(items=items):
@@ -271,6 +287,7 @@ def candidates(program: Program) -> Iterator[Program]:
     yield from _without_chunks(program)
     yield from _replacing(program, _fewer_items)
     yield from _replacing(program, _plainer)
+    yield from _merged(program)
     yield from _simpler_surroundings(program)
     yield from _replacing(program, _smaller_numbers)
     yield from _renumbered(program)
@@ -398,12 +415,12 @@ def reduce_trial(
 def _without_undocumented(search: _Search) -> tuple[str, ...]:
     """Replace uses outside the target's documentation by documented ones where the divergence stays; the uses that are left."""
     uses = undocumented_uses_of(search.best, search.bench)
-    if "share-onto-nonempty" in uses:
+    if uses == ("share-onto-nonempty",):
         documented = search.bench.try_program(dropping_before_share(search.best.program))
         search.tried += 1
-        if search.keeps(documented) and "share-onto-nonempty" not in (left := undocumented_uses_of(documented, search.bench)):
+        if search.keeps(documented) and not undocumented_uses_of(documented, search.bench):
             search.best = documented
-            return left
+            return ()
     return uses
 
 

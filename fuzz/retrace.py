@@ -6,7 +6,8 @@ Rules
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from ..oracle.contract import Checker, Demand
 from ..oracle.ledger import Log
@@ -19,23 +20,28 @@ from ..spec.verdicts import Verdict
 from .execution import Run, Step
 
 
-class Moment(NamedTuple):
+class Moment(msgspec.Struct, frozen=True):
     """One step of a run, as the contract saw it.
 
     checker  the contract's state before the operation
+    opened   what the session can do that is open after the operation
     """
 
     index: int
     operation: AnyOperation
     step: Step
     checker: Checker
+    opened: Capabilities
 
 
 def retrace(program: Program, run: Run) -> Iterator[Moment]:
     """Every step that was reached. The checker of a moment moves on when the next moment is asked for."""
-    checker = Checker(program.cache, dimensions_of(program.model)["n_vocab"], run.capabilities)
+    opened = iter(run.sessions)
+    checker = Checker(program.cache, dimensions_of(program.model)["n_vocab"], next(opened, run.capabilities))
     for index, (operation, step) in enumerate(zip(program.operations, run.steps, strict=False)):
-        yield Moment(index, operation, step, checker)
+        is_reopened = isinstance(operation, Reopen) and step.outcome.word == "accepted"
+        capabilities = next(opened, run.capabilities) if is_reopened else checker.capabilities
+        yield Moment(index, operation, step, checker, capabilities)
         if step.demand in ("skip", "undeclared") or step.outcome.word in ("crash", "hang"):
             continue
         if step.outcome.word == "accepted":
@@ -43,8 +49,21 @@ def retrace(program: Program, run: Run) -> Iterator[Moment]:
                 case Save() | SaveAll():
                     checker.saved(operation, b"saved")
                 case Damage():
-                    checker.damaged(operation, checker.ledger.slots[operation.slot].blob + b" damaged")
+                    checker.damaged(operation, _damaged_stand_in(checker.ledger.slots[operation.slot].blob, operation))
+        checker.capabilities = capabilities
         checker.conclude(index, operation, Demand(step.demand, step.reason), step.outcome, step.positions)  # type: ignore[arg-type]
+
+
+def _damaged_stand_in(blob: bytes, damage: Damage) -> bytes:
+    """The bytes are not kept; words stand for them, so that the same flip twice leaves no damage here either."""
+    words, word = blob.split(), f"{damage.how}{damage.amount}".encode()
+    if damage.how == "flip" and word in words:
+        words.remove(word)
+    elif damage.how == "foreign":
+        words = [word]
+    elif damage.how != "header" or word not in words:
+        words.append(word)
+    return b" ".join(words)
 
 
 def _is_shared(logs: list[Log], sequence: int) -> bool:
@@ -74,7 +93,7 @@ def _uses(moment: Moment) -> set[str]:
         case Decode() | Cancel() if _has_small_ubatch(checker.cache, checker.capabilities):
             return {"small-ubatch"}
         case Reopen(changes=changes):
-            return _opening_uses(changed(checker.cache, changes), checker.capabilities)
+            return _opening_uses(changed(checker.cache, changes), moment.opened)
         case Restore(slot=name, sequence=sequence) if (
             (slot := checker.ledger.slots.get(name)) and slot.partial and slot.sequence != sequence
         ):
@@ -88,7 +107,7 @@ def undocumented_uses(program: Program, run: Run, verdict: Verdict, target: Targ
     known = {entry.use for entry in target.undocumented}
     if not known:
         return ()
-    found = _opening_uses(program.cache, run.capabilities)
+    found = _opening_uses(program.cache, run.sessions[0] if run.sessions else run.capabilities)
     for moment in retrace(program, run):
         if verdict.operation_index is not None and moment.index > verdict.operation_index:
             break

@@ -4,8 +4,10 @@ Rules
 - The batch in flight is on disk before it is sent.
 - A program that kills the worker costs only itself: the rest of the batch goes to the next worker, which is there at once.
 - `crash`: the worker died by itself; `hang`: it gave no answer within the limit and was stopped; `unknown`: it was killed from outside.
+- A child process that is lost altogether is replaced, too; the program in flight is `unknown`.
 """
 
+import contextlib
 import os
 import re
 import select
@@ -15,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
@@ -22,12 +25,17 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.operations import sequences_of
 from ..spec.programs import Program, program_text
 from ..spec.verdicts import Verdict
-from .engine_child import PLACE, Died, Failed, Frame, Ran, Ready, read_frame, write_frame
+from .engine_child import FRAME_BYTES_MAX, LENGTH, PLACE, Answered, Died, Failed, Frame, Ran, Ready, Request, write_frame
 from .execution import Run
 
 PROGRAM_SECONDS_MAX = 30.0
 START_SECONDS_MAX = 120.0
+CLOSE_SECONDS_MAX = 2.0
 LOG_LINES = 12
+LOG_BYTES_MAX = 1 << 26
+_LOOK_SECONDS = 0.5
+_IDLE_DEATHS_MAX = 3
+_KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -37,39 +45,55 @@ class Death(msgspec.Struct, frozen=True):
     log: tuple[str, ...]
 
 
+class _Lost(Exception):  # noqa: N818  it is caught here, and is no error of anybody's
+    """The child process ended, or its stream is torn."""
+
+
 class Sandbox:
     """A child process for one native target. Raises UnavailableError or UsageError when the target cannot be loaded."""
 
     def __init__(self, target_name: str, program_seconds_max: float = PROGRAM_SECONDS_MAX) -> None:
+        self.target_name = target_name
         self.program_seconds_max = program_seconds_max
+        self._batch = 0
         self._folder = tempfile.TemporaryDirectory(prefix="statedrift-")
         folder = Path(self._folder.name)
         self._place = (folder / "place").open("w+b", buffering=0)
-        self._place.write(PLACE.pack(-1, -1))
+        self._place.write(PLACE.pack(-1, -1, -1))
         self._in_flight = folder / "in-flight.drift"
-        self._log = (folder / "log").open("w+b", buffering=0)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.engine_child", target_name, self._place.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            bufsize=0,
-            process_group=0,  # an interrupt at the terminal is for the parent, which then ends the child
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests = self._process.stdin.fileno()
-        self._answers = self._process.stdout.fileno()
+        self._log = (folder / "log").open("a+b", buffering=0)  # appending: it can be cut while the child writes
         try:
-            self._ready = self._await_worker()
+            self._start()
         except BaseException:
             self.close()
             raise
         self.version = self._ready.version
         self.description = self._ready.description
 
+    def _start(self) -> None:
+        """Start the child process and wait for its first worker. The child finds the modules that this process finds."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{__package__}.engine_child", self.target_name, self._place.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            bufsize=0,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            process_group=0,  # an interrupt at the terminal is for the parent, which then ends the child
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests = self._process.stdin.fileno()
+        self._answers = self._process.stdout.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._answers, select.POLLIN)
+        self._ready = self._await_worker()
+
     def _await_worker(self) -> Ready:
-        frame = self._next_frame(START_SECONDS_MAX)
+        try:
+            frame = self._next_frame(START_SECONDS_MAX)
+        except _Lost:
+            frame = None
         match frame:
             case Ready():
                 return frame
@@ -83,22 +107,46 @@ class Sandbox:
                 )
 
     def _next_frame(self, seconds: float) -> Frame | None:
-        """The next frame, or None: nothing came in time, or the stream ended."""
-        readable, _, _ = select.select([self._answers], [], [], seconds)
-        body = read_frame(self._answers) if readable else None
-        return None if body is None else msgspec.msgpack.decode(body, type=Frame)
+        """The next frame; None when nothing came in time. Raises _Lost when the stream ended or is torn."""
+        head = self._read(LENGTH.size, seconds)
+        if head is None:
+            return None
+        (size,) = LENGTH.unpack(head)
+        body = self._read(size, seconds) if size <= FRAME_BYTES_MAX else None
+        if body is None:
+            raise _Lost
+        try:
+            return msgspec.msgpack.decode(body, type=Frame)
+        except msgspec.MsgspecError:
+            raise _Lost from None
+
+    def _read(self, size: int, seconds: float) -> bytes | None:
+        """`size` bytes from the child, or None when not one of them came in time."""
+        deadline = monotonic() + seconds
+        parts = bytearray()
+        while len(parts) < size:
+            left = deadline - monotonic()
+            if self._poll.poll(1000 * max(0.0, min(left, _LOOK_SECONDS))):
+                part = os.read(self._answers, min(size - len(parts), 1 << 20))
+                if not part:
+                    raise _Lost
+                parts += part
+            elif left <= 0:
+                if parts:
+                    raise _Lost
+                return None
+            if os.fstat(self._log.fileno()).st_size > LOG_BYTES_MAX:  # an engine that says one thing for ever
+                self._log.truncate(0)
+        return bytes(parts)
 
     def _last_words(self) -> tuple[str, ...]:
-        """The last lines that the library or the interpreter wrote."""
+        """The last lines that the library or the interpreter wrote; of the interpreter's account of a death the cause and the call."""
         size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), min(size, 16384), max(0, size - 16384))
-        lines = [line.strip() for line in data.decode(errors="replace").splitlines()]
-        return tuple(line for line in lines if line)[-LOG_LINES:]
-
-    def _forget_words(self) -> None:
-        """Start the log again, so that it does not grow and a death shows its own words only."""
-        self._log.truncate(0)
-        self._log.seek(0)
+        data = os.pread(self._log.fileno(), 65536, max(0, size - 65536))
+        lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+        fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), len(lines))
+        call = next((line for line in lines[fatal:] if line.startswith("File ")), None)
+        return (*lines[:fatal][-LOG_LINES:], *lines[fatal : fatal + 1], *([call] if call else []))
 
     def run(self, programs: Sequence[Program]) -> list[Run | Death | Failed]:
         """Run programs one after another; every one of them gets an answer."""
@@ -108,67 +156,107 @@ class Sandbox:
         return results
 
     def _run_until_death(self, programs: Sequence[Program]) -> list[Run | Death | Failed]:
+        """Send programs as one batch; the answers up to the first death, at least one."""
+        self._batch += 1
         self._in_flight.write_text("\n".join(map(program_text, programs)))
-        os.pwrite(self._place.fileno(), PLACE.pack(-1, -1), 0)
-        self._forget_words()
         results: list[Run | Death | Failed] = []
-        write_frame(self._requests, msgspec.msgpack.encode(tuple(programs)))
-        while len(results) < len(programs):
-            frame = self._next_frame(self.program_seconds_max)
-            match frame:
-                case Ran(run=run):
-                    results.append(run)
-                case Failed():
-                    results.append(frame)
-                case Died(code=code):
-                    results.append(self._death(programs[len(results)], len(results), code, False))
-                    self._ready = self._await_worker()
-                    break
-                case _:
-                    results.append(self._stop_hanging(programs[len(results)], len(results)))
-                    break
+        try:
+            write_frame(self._requests, msgspec.msgpack.encode(Request(self._batch, tuple(programs))))
+            idle_deaths = 0
+            while len(results) < len(programs):
+                match self._next_frame(self.program_seconds_max):
+                    case Answered(batch=batch, answer=answer):
+                        if batch == self._batch:  # what a stopped worker said at the last moment is too late
+                            results.append(answer.run if isinstance(answer, Ran) else answer)
+                    case Died(code=code):
+                        batch, number, _ = self._read_place()
+                        if batch != self._batch and idle_deaths < _IDLE_DEATHS_MAX:  # nothing was running: the next worker takes the batch
+                            idle_deaths += 1
+                            self._ready = self._await_worker()
+                            continue
+                        if not results or number == len(results):
+                            results.append(self._death(programs[len(results)], len(results), code, False))
+                        self._ready = self._await_worker()
+                        break
+                    case None:
+                        results.append(self._stop_hanging(programs[len(results)], len(results)))
+                        break
+        except (_Lost, BrokenPipeError):
+            words = self._last_words()
+            if len(results) < len(programs):
+                results.append(Death(Verdict("unknown", reason="the target's child process was lost, perhaps for memory"), words))
+            self._end(0)
+            self._start()
         return results
 
     def _stop_hanging(self, program: Program, number: int) -> Death:
-        if self._process.poll() is not None:
-            raise UnavailableError("the target's child process ended unexpectedly: " + " ".join(self._last_words()))
-        os.kill(self._ready.process, signal.SIGKILL)
-        frame = self._next_frame(self.program_seconds_max)
-        while isinstance(frame, Ran | Failed):  # it answered at the last moment: still too late
-            frame = self._next_frame(self.program_seconds_max)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._ready.process, signal.SIGKILL)
+        while not isinstance(frame := self._next_frame(START_SECONDS_MAX), Died):  # an answer at the last moment is still too late
+            if frame is None:
+                raise _Lost
         death = self._death(program, number, -signal.SIGKILL, True)
         self._ready = self._await_worker()
         return death
 
+    def _read_place(self) -> tuple[int, int, int]:
+        """Batch, program and operation that the worker was at last."""
+        batch, number, index = PLACE.unpack(os.pread(self._place.fileno(), PLACE.size, 0))
+        return batch, number, index
+
     def _death(self, program: Program, number: int, code: int, stopped: bool) -> Death:
-        place_number, index = PLACE.unpack(os.pread(self._place.fileno(), PLACE.size, 0))
-        operation_index = index if place_number == number and index >= 0 else None  # None: while opening the session
-        log = self._last_words()
+        index = self._read_place()[2] if self._read_place()[:2] == (self._batch, number) else -1
+        operation_index = index if index >= 0 else None  # None: while opening the session
+        log = tuple(re.sub(r"(?<![\w.])/\S*/", "", line) for line in self._last_words())  # where it was built says nothing
         if stopped:
             return Death(_death_verdict("hang", program, operation_index, f"no answer within {self.program_seconds_max:g} s"), log)
-        if code == -signal.SIGKILL:
+        if -code in _KILLED_FROM_OUTSIDE:
             return Death(Verdict("unknown", operation_index, reason="the process was killed from outside, perhaps for memory"), log)
-        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        log = tuple(re.sub(r"(?<![\w.])/\S*/", "", line) for line in log)  # where it was built says nothing
-        words = next((line for line in reversed(log) if "ASSERT" in line or "error" in line.lower()), log[-1] if log else "no message")
-        return Death(_death_verdict("crash", program, operation_index, f"the process died ({cause}): {words}"[:300]), log)
+        cause = _cause_of(code)
+        return Death(
+            _death_verdict("crash", program, operation_index, f"the process died ({cause}): {_telling_line(log, code)}"[:300]), log
+        )
+
+    def _end(self, grace_seconds: float) -> None:
+        """End the child process and what it started."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=grace_seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process.stdout.close()
 
     def close(self) -> None:
         """End the child process and remove its files."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            for process in {self._process.pid, getattr(self, "_ready", None) and self._ready.process}:
-                if process:
-                    os.kill(process, signal.SIGKILL)
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        if hasattr(self, "_process"):
+            self._end(CLOSE_SECONDS_MAX)
         self._log.close()
         self._place.close()
         self._folder.cleanup()
+
+
+_FATAL = "Fatal Python error"
+
+
+def _cause_of(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+
+
+def _telling_line(log: Sequence[str], code: int) -> str:
+    """The line that says why a process died. It becomes a part of the signature: the same death must give the same line."""
+    own = [line for line in log if not line.startswith((_FATAL, 'File "'))]
+    fatal = [line for line in log if line.startswith(_FATAL)]
+    said = [line for line in own if "ASSERT" in line or "aborted" in line or line.startswith(("terminate called", "what():"))]
+    errors = [line for line in own if "error" in line.lower()]
+    if code == -signal.SIGABRT or not fatal:  # who gives up by himself says why, and says it last
+        return (said or errors or own or fatal or ["no message"])[-1]
+    return (said or fatal)[-1]
 
 
 def _death_verdict(kind: str, program: Program, operation_index: int | None, reason: str) -> Verdict:

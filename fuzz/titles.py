@@ -12,10 +12,10 @@ def _listed(names: list[str]) -> str:
 
 def title_of(program: Program, verdict: Verdict) -> str:
     """What went wrong in a reduced program, without numbers."""
-    index = verdict.operation_index or 0
-    before = list(dict.fromkeys(enabling_name(operation) for operation in program.operations[:index]))
+    index = verdict.operation_index
+    before = list(dict.fromkeys(enabling_name(operation) for operation in program.operations[: index or 0]))
     changing = [name for name in before if name not in ("decode", "save", "save_all")] or [name for name in before if name != "decode"]
-    at = operation_name(program.operations[index]) if index < len(program.operations) else "opening"
+    at = "opening" if index is None or index >= len(program.operations) else operation_name(program.operations[index])
     after = f" after {_listed(changing)}" if changing else ""
     whose = "another sequence" if verdict.relation == "other" else "the sequence"
     match verdict.kind:

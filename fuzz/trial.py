@@ -15,12 +15,15 @@ from typing import Self
 
 import msgspec
 
+from ..spec.configuration import changed
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
+from ..spec.operations import Reopen
 from ..spec.programs import Program
 from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
+from ..store.findings import Answer
 from ..targets.registry import load_target
 from .calibration import measure_noise, remember_noise, remembered_noise
 from .engine_child import Failed
@@ -43,6 +46,23 @@ class Trial(msgspec.Struct, frozen=True):
     signature: str | None
     tolerance: float
     log: tuple[str, ...] = ()
+
+
+def check_judgeable(program: Program) -> None:
+    """Raise UnavailableError for a half-precision attention cache or flash attention: their noise is not the one that is measured."""
+    caches = [program.cache]
+    for operation in program.operations:
+        if isinstance(operation, Reopen):
+            caches.append(changed(caches[-1], operation.changes))
+    for cache in caches:
+        if cache.kv != "f32" or cache.flash:
+            key = "kv=f16" if cache.kv != "f32" else "flash=1"
+            raise UnavailableError(f"could not test: with {key} a target has a noise floor of its own, which this version does not measure")
+
+
+def answers_of(trial: Trial) -> tuple[Answer, ...]:
+    """What the target answered to the operations that were reached."""
+    return () if trial.run is None else tuple(Answer(step.outcome, tuple(last for _, last in step.positions)) for step in trial.run.steps)
 
 
 class Spent(msgspec.Struct):
@@ -103,6 +123,7 @@ class Bench:
     def try_programs(self, programs: Sequence[Program]) -> list[Trial]:
         """Run and judge programs; the answer has their order."""
         for program in programs:
+            check_judgeable(program)
             self.noise(program.model)  # before anything runs: "could not test" is not an answer about one program
         results = self._run(programs)
         started = perf_counter()
@@ -122,14 +143,15 @@ class Bench:
         return trials
 
     def _trial(self, program: Program, result: Run | Death | Failed, verdict: Verdict | None) -> Trial:
-        run, log = None, ()
+        run: Run | None = None
+        log: tuple[str, ...] = ()
         match result:
             case Run():
                 run = result
             case Death():
                 run, verdict, log = self._run_before(program, result), result.verdict, result.log
             case Failed(kind=kind, message=message):
-                verdict = Verdict("unknown" if kind == "unavailable" else "harness-error", reason=message)
+                verdict = Verdict("harness-error" if kind == "internal" else "unknown", reason=message)
         assert verdict is not None
         signature = coarse_signature(self.target_name, program, verdict) if verdict.is_divergence else None
         return Trial(program, run, verdict, signature, self.tolerance(program.model), log)

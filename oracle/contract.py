@@ -122,12 +122,12 @@ class Checker:
         if any(sequence >= len(logs) for sequence in sequences_of(operation)):
             return Demand("skip", "the session has no such sequence any more")
         match operation:
-            case Decode(items=items):
-                return self._demand_decode(items)
+            case Decode(items=items, outputs=outputs):
+                return self._demand_decode(items, outputs or self.cache.outputs)
             case Cancel(items=items):
                 if not self.capabilities.cancel:
                     return Demand("undeclared", "this target cannot cancel a decode")
-                demand = self._demand_decode(items)
+                demand = self._demand_decode(items, self.cache.outputs)
                 return MAY if demand.word == "must-accept" else demand
             case Rollback(sequence=sequence, token_count=token_count):
                 return self._demand_rollback(logs[sequence], token_count)
@@ -172,8 +172,10 @@ class Checker:
                 added[sequence] = added.get(sequence, 0) + item.token_count
         return tuple(result)
 
-    def _demand_decode(self, items: tuple[Item, ...]) -> Demand:
+    def _demand_decode(self, items: tuple[Item, ...], outputs: Outputs) -> Demand:
         logs = self.ledger.logs
+        if outputs == "embeddings" and not self.capabilities.embeddings:
+            return Demand("undeclared", "this target has no hidden states")
         total = sum(item.token_count for item in items)
         if total > self.capabilities.n_batch:
             return Demand("undeclared", f"{total} tokens are more than this target's largest batch, {self.capabilities.n_batch}")
@@ -185,7 +187,10 @@ class Checker:
         return MUST_ACCEPT if self._has_room(items) else Demand("may", "beyond the capacity")
 
     def _demand_coupled(self, items: tuple[Item, ...]) -> Demand:
-        """Tokens that belong to several sequences at once: their logs, at that point of the batch, must be the same."""
+        """Tokens that belong to several sequences at once: their logs, at that point of the batch, must be the same.
+
+        Different lengths are refused by their positions; when a shift made the positions equal, no engine can see the lengths.
+        """
         if all(len(item.sequences) == 1 for item in items):
             return MUST_ACCEPT
         if not self.capabilities.coupled:
@@ -193,14 +198,15 @@ class Checker:
         added: dict[int, tuple[int, ...]] = {}
         worst = MUST_ACCEPT
         for item, piece in zip(items, self.pieces(items), strict=True):
-            states = [
-                (self.ledger.logs[s].tokens + added.get(s, ()), self.ledger.logs[s].position + len(added.get(s, ())))
-                for s in item.sequences
-            ]
-            if len({len(tokens) for tokens, _ in states}) > 1:
+            present = [(self.ledger.logs[sequence], added.get(sequence, ())) for sequence in item.sequences]
+            # Divided positions are compared by identity: what lies below the last one is not known.
+            states = [(log.tokens + new, log.position + len(new), log.marks if log.divided else ()) for log, new in present]
+            if len(present) > 1 and any(log.unchecked for log, _ in present):
+                worst = Demand("skip", "a sequence of a coupled token is unchecked, and would make the others so")
+            elif len({len(tokens) for tokens, _, _ in states}) > 1 and len({position for _, position, _ in states}) > 1:
                 return Demand("must-refuse", "the sequences of a coupled token have different lengths")
-            if len(set(states)) > 1:
-                worst = Demand("skip", "the sequences of a coupled token have different logs of one length, which no engine can see")
+            elif len(set(states)) > 1:
+                worst = Demand("skip", "the sequences of a coupled token have different logs, which no engine can see")
             for sequence in item.sequences:
                 added[sequence] = added.get(sequence, ()) + piece.tokens
         return worst
@@ -220,12 +226,12 @@ class Checker:
         return all(len(self.ledger.logs[sequence].tokens) + count <= n_ctx for sequence, count in added.items())
 
     def _demand_rollback(self, log: Log, token_count: int) -> Demand:
-        if log.unchecked:
-            return MAY
         if token_count >= len(log.tokens):
             return MUST_ACCEPT
         if log.divided:
             return Demand("skip", "positions were divided")
+        if log.unchecked:
+            return MAY
         match self.capabilities.guarantee:
             case "all":
                 promised = token_count
@@ -238,10 +244,10 @@ class Checker:
         return Demand("must-accept", f"{token_count} of {promised} promised tokens") if token_count <= promised else MAY
 
     def _demand_remove(self, log: Log, start: int, end: int) -> Demand:
-        if log.unchecked:
-            return MAY
         if log.divided:
             return Demand("skip", "positions were divided")
+        if log.unchecked:
+            return MUST_ACCEPT if start <= 0 and end == OPEN else MAY
         count, with_last = removed_tokens(log, start, end)
         if count == 0:
             return Demand("must-accept", "the range holds no token")
@@ -273,7 +279,7 @@ class Checker:
             return Demand("skip", "nothing to shift")
         if log.divided:
             return Demand("skip", "positions were divided")
-        if log.first_position + delta < 0 or log.position + delta > POSITION_MAX:
+        if (log.unchecked and delta < 0) or log.first_position + delta < 0 or log.position + delta > POSITION_MAX:
             return Demand("skip", "a position would leave the allowed range")
         return MAY
 
@@ -282,8 +288,8 @@ class Checker:
         if not self.capabilities.attention or not n_ctx:
             return True
         if self.cache.unified:
-            others = sum(len(log.tokens) for sequence, log in enumerate(self.ledger.logs) if sequence not in logs)
-            return others + sum(len(log.tokens) for log in logs.values()) <= n_ctx * len(self.ledger.logs)
+            others = set().union(*(log.marks for sequence, log in enumerate(self.ledger.logs) if sequence not in logs))
+            return len(others) + sum(len(log.tokens) for log in logs.values()) <= n_ctx * len(self.ledger.logs)
         return all(len(log.tokens) <= n_ctx for log in logs.values())
 
     def _demand_blob(self, slot: Slot, logs: dict[int, Log]) -> Demand:
@@ -293,7 +299,10 @@ class Checker:
             return Demand("must-refuse", f"the blob was damaged ({', '.join(slot.damages)})")
         if (slot.n_seq_max, slot.unified) != (self.cache.n_seq_max, self.cache.unified):
             return Demand("may", "the blob is of another configuration")
-        return MUST_ACCEPT if self._room_for_restore(logs) else Demand("may", "there may be no room")
+        if any(log.unchecked for log in logs.values()):
+            return Demand("may", "what was saved is unchecked")
+        # a partial save goes under attention cells that are there already
+        return MUST_ACCEPT if slot.partial or self._room_for_restore(logs) else Demand("may", "there may be no room")
 
     def _demand_restore(self, name: str, sequence: int) -> Demand:
         slot = self.ledger.slots.get(name)
@@ -304,7 +313,8 @@ class Checker:
         log = slot.logs[slot.sequence]
         if slot.partial and not slot.is_damaged:
             present = self.ledger.logs[sequence]
-            is_prefix = present.tokens[: len(log.tokens)] == log.tokens and present.first_position == log.first_position
+            is_prefix = present.tokens[: len(log.tokens)] == log.tokens
+            is_prefix &= not log.tokens or present.first_position == log.first_position
             if sequence != slot.sequence or slot.session != self.ledger.session or not is_prefix or slot.shortest < len(log.tokens):
                 return Demand("skip", "a partial save holds only where it was taken, on top of the same past")
             if present.divided or present.unchecked:
@@ -353,6 +363,8 @@ class Checker:
         because = f" ({demand.reason})" if demand.reason else ""
         if outcome.word == "error":
             verdict = Verdict("bad-refusal", index, reason=f"{name} was answered with an error, which is neither yes nor no{detail}")
+        elif outcome.word == "cancelled" and not isinstance(operation, Cancel):
+            verdict = Verdict("bad-refusal", index, reason=f"{name} was cancelled, which nobody asked for{detail}")
         elif outcome.word == "refused" and demand.word == "must-accept":
             verdict = Verdict("bad-refusal", index, reason=f"{name} must be accepted{because} but was refused{detail}")
         elif outcome.word in ("accepted", "cancelled") and demand.word == "must-refuse":
@@ -371,7 +383,7 @@ class Checker:
             may_empty = frozenset(range(len(positions)))
         for sequence, (old, new) in enumerate(zip(self.before, positions, strict=True)):
             if sequence in may_empty and new == (-1, -1):
-                self.ledger.put(sequence, EMPTY)
+                self.ledger.put(sequence, EMPTY._replace(unchecked=self.ledger.logs[sequence].unchecked))
             elif old != new and not self.ledger.logs[sequence].unchecked:
                 reason = f"{operation_name(operation)} was refused, but sequence {sequence} went from positions {old} to {new}"
                 return self._position_verdict("partial-effect", index, operation, sequence, new[1], reason)
@@ -391,11 +403,7 @@ class Checker:
             case Rollback(sequence=sequence, token_count=token_count):
                 ledger.cut(sequence, token_count)
             case Remove(sequence=sequence, start=start, end=end):
-                count, with_last = removed_tokens(ledger.logs[sequence], start, end)
-                if with_last:
-                    ledger.cut(sequence, count)
-                elif count:
-                    ledger.put(sequence, ledger.logs[sequence]._replace(unchecked=True))
+                self._after_remove(sequence, start, end)
             case Drop(sequence=sequence):
                 ledger.put(sequence, EMPTY)
             case Share():
@@ -405,16 +413,23 @@ class Checker:
                     if sequence != kept:
                         ledger.put(sequence, EMPTY)
             case Shift(sequence=sequence, delta=delta):
-                ledger.put(sequence, ledger.logs[sequence]._replace(position=ledger.logs[sequence].position + delta, draft=0))
+                log = ledger.logs[sequence]
+                marks = ledger.new_marks(len(log.tokens))  # a token that moved is not the one that others share
+                ledger.put(sequence, log._replace(position=log.position + delta, draft=0, marks=marks))
                 self._spoil_partial_saves(sequence)
             case Divide(sequence=sequence, divisor=divisor):
                 log = ledger.logs[sequence]
                 silent = log.silent or self.capabilities.attention
-                ledger.put(sequence, log._replace(position=log.position // divisor, draft=0, divided=True, silent=silent))
+                marks = ledger.new_marks(len(log.tokens))
+                position = log.position // divisor
+                ledger.put(sequence, log._replace(position=position, draft=0, divided=True, silent=silent, marks=marks))
                 self._spoil_partial_saves(sequence)
             case Restore(slot=name, sequence=sequence):
                 slot = ledger.slots[name]
-                ledger.put(sequence, self._restored(slot, slot.logs[slot.sequence]))
+                log = self._restored(slot, slot.logs[slot.sequence])
+                if slot.partial and not slot.is_damaged:  # the attention cells stayed
+                    log = log._replace(marks=ledger.logs[sequence].marks[: len(log.tokens)])
+                ledger.put(sequence, log)
             case RestoreAll(slot=name):
                 slot = ledger.slots[name]
                 for sequence in range(len(ledger.logs)):
@@ -451,7 +466,7 @@ class Checker:
             given = tuple(token for piece in pieces if sequence in piece.sequences for token in piece.tokens)
             count = positions[sequence][1] - log.position
             if positions[sequence][1] == -1:
-                self.ledger.put(sequence, EMPTY)
+                self.ledger.put(sequence, EMPTY._replace(unchecked=log.unchecked))
             elif 0 <= count <= len(given):
                 self.ledger.append(sequence, given[:count], self.ledger.new_marks(count), False, 0)
                 self.ledger.put(sequence, self.ledger.logs[sequence]._replace(draft=0, depth=0))
@@ -462,13 +477,23 @@ class Checker:
                 return self._position_verdict("wrong-position", index, operation, sequence, positions[sequence][1], reason)
         return None
 
+    def _after_remove(self, sequence: int, start: int, end: int) -> None:
+        log = self.ledger.logs[sequence]
+        count, with_last = removed_tokens(log, start, end)
+        if log.unchecked and not (start <= 0 and (end == OPEN or end > log.position)):
+            return  # what is left of it is not known
+        if log.unchecked or with_last:
+            self.ledger.cut(sequence, len(log.tokens) if log.unchecked else count)
+        elif count:
+            self.ledger.put(sequence, log._replace(unchecked=True))
+
     def _after_share(self, share: Share) -> None:
         ledger = self.ledger
         if share.source == share.destination:
             return
         log = ledger.logs[share.source]
         if (share.start, share.end) == (OPEN, OPEN) or log.unchecked or self._covers(log, share.start, share.end):
-            log = log._replace(draft=0) if log.tokens else EMPTY
+            log = log._replace(draft=0)
             ledger.put(share.source, log)
             ledger.put(share.destination, log)
         else:
@@ -476,7 +501,7 @@ class Checker:
 
     def _restored(self, slot: Slot, log: Log) -> Log:
         if not log.tokens:
-            return EMPTY._replace(unchecked=slot.is_damaged)
+            return EMPTY._replace(unchecked=log.unchecked or slot.is_damaged)
         return log._replace(draft=0, depth=0, unchecked=log.unchecked or slot.is_damaged, marks=self.ledger.new_marks(len(log.tokens)))
 
     def _spoil_partial_saves(self, sequence: int) -> None:
@@ -491,8 +516,8 @@ class Checker:
             if log.unchecked:
                 continue
             if last != log.position:
-                unmoved = sequence < len(self.before) and self.before[sequence] == (first, last) and sequence in sequences_of(operation)
-                if unmoved and not isinstance(operation, Reopen):
+                unmoved = sequence < len(self.before) and self.before[sequence] == (first, last)
+                if unmoved and self._is_meant(operation, sequence):
                     reason = f"{operation_name(operation)} was accepted, but sequence {sequence} still ends at position {last}, not {log.position}"
                     return self._position_verdict("false-success", index, operation, sequence, last, reason)
                 reason = f"after {operation_name(operation)} sequence {sequence} ends at position {last}, not {log.position}"
@@ -502,6 +527,18 @@ class Checker:
                 reason = f"after {operation_name(operation)} sequence {sequence} says it begins at position {first} and ends at {last}"
                 return self._position_verdict("wrong-position", index, operation, sequence, first, reason)
         return None
+
+    def _is_meant(self, operation: AnyOperation, sequence: int) -> bool:
+        """Whether an operation, when accepted, is to do something to a sequence."""
+        match operation:
+            case Keep(sequence=kept):
+                return sequence != kept
+            case Clear() | RestoreAll():
+                return True
+            case Reopen():
+                return False
+            case _:
+                return sequence in sequences_of(operation)
 
     def _position_verdict(
         self, kind: Literal["wrong-position", "false-success", "partial-effect"], index: int, operation: AnyOperation, sequence: int, position: int,
@@ -543,7 +580,12 @@ class Checker:
         """Record damage to a slot."""
         slot = self.ledger.slots[operation.slot]
         slot.blob = blob
-        slot.damages.append(operation.how)
+        if not slot.is_damaged:  # the same flip twice
+            slot.damages = []
+        elif operation.how == "foreign":  # nothing of what it was is left
+            slot.damages = ["foreign"]
+        else:
+            slot.damages.append(operation.how)
 
     def spans(
         self, index: int, pieces: tuple[Piece, ...], places: list[list[int]], wanted: list[list[bool]], outputs: Outputs
@@ -560,7 +602,7 @@ class Checker:
             log = self.ledger.logs[lowest]
             for sequence in piece.sequences:
                 added[sequence] = added.get(sequence, ()) + piece.tokens
-            if log.unchecked or log.silent or any(self.ledger.logs[sequence].unchecked for sequence in piece.sequences):
+            if any(self.ledger.logs[sequence].unchecked or self.ledger.logs[sequence].silent for sequence in piece.sequences):
                 continue
             chosen = [number for number, want in enumerate(piece_wanted) if want]
             if chosen:
@@ -581,4 +623,3 @@ class Checker:
     def _relation_of(self, sequence: int) -> Relation:
         named = sequences_of(self.suspect) if self.suspect else frozenset()
         return "self" if not named or sequence in named else "other"
-

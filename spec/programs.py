@@ -137,6 +137,7 @@ def program_json(program: Program) -> bytes:
 def check_program(program: Program) -> None:
     """Raise UsageError unless every number is within its bounds and every operation fits the configuration it runs under."""
     check_seed(program.model.seed)
+    _check_dimensions(program.model)
     vocabulary_size = dimensions_of(program.model)["n_vocab"]
     check_configuration(program.cache)
     if len(program.operations) > OPERATIONS_MAX:
@@ -151,6 +152,17 @@ def check_program(program: Program) -> None:
             _check_operation(operation, reachable, vocabulary_size)
         except UsageError as error:
             raise UsageError(f"operation {number} (`{operation_text(operation)[:60]}`): {error}") from None
+
+
+def _check_dimensions(model: Model) -> None:
+    """Dimensions are named once, sorted, and only where they differ: one model has one text."""
+    names = [name for name, _ in model.dimensions]
+    if names != sorted(set(names)):
+        raise UsageError("`dimensions` must be sorted by name, each of them once")
+    defaults = dimensions_of(Model(model.family))
+    for name, value in model.dimensions:
+        if defaults.get(name) == value:
+            raise UsageError(f"dimension `{name}` is {value} anyway; leave it out")
 
 
 def _within(name: str, value: int, low: int, high: int = NUMBER_MAX) -> None:
@@ -179,6 +191,8 @@ def _check_operation(operation: AnyOperation, n_seq_max: int, vocabulary_size: i
             _within("the divisor", divisor, 1)
         case Damage(slot=slot, how=how, amount=amount):
             _check_slot(slot)
+            if how in ("header", "foreign") and amount:
+                raise UsageError(f"damage {how} takes no number")
             _within("the damage", amount, 1 if how == "truncate" else 0)
         case Save(slot=slot) | Restore(slot=slot) | SaveAll(slot=slot) | RestoreAll(slot=slot):
             _check_slot(slot)
@@ -489,9 +503,21 @@ def parse_program(text: str) -> Program:
         try:
             _check_operation(operation, reachable, vocabulary_size)
         except UsageError as error:
-            _fail(words[1] if len(words) > 1 else name, str(error))
+            _fail(_culprit(words, str(error)), str(error))
         operations.append(operation)
     return Program(model, cache, tuple(operations))
+
+
+def _culprit(words: list[Word], message: str) -> Word:
+    """The word that names the sequence or token that a message complains of; else the first argument."""
+    named = re.match(r"(?:sequence|token) ([0-9]+) is not", message)
+    if named:
+        number = re.compile(rf"(?<![0-9]){named.group(1)}(?![0-9])")
+        for word in words[1:]:
+            part = word.text.partition(":")[0 if message.startswith("sequence") else 2]
+            if number.search(part):
+                return word
+    return words[1] if len(words) > 1 else words[0]
 
 
 def _changed(cache: CacheConfiguration, words: list[Word]) -> CacheConfiguration:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 
 import numpy as np
+from numpy.random import PCG64, Generator  # imported here, not when the first weight is drawn: NumPy loads it lazily
 
 from .families import dimensions_of, family_of
 from .families.family import TensorFact
@@ -17,7 +18,7 @@ from .models import Model
 
 def _draw(model: Model, fact: TensorFact) -> np.ndarray:
     key = hashlib.blake2b(f"{model.family},{model.seed},{fact.name}".encode(), digest_size=16).digest()
-    generator = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+    generator = Generator(PCG64(int.from_bytes(key, "little")))
     sample = generator.standard_normal(fact.shape) if fact.draw == "normal" else generator.random(fact.shape)
     array: np.ndarray = (fact.offset + fact.scale * sample).astype(np.float32)
     array.flags.writeable = False

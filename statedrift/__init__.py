@@ -1,1 +1,47 @@
-"""Statedrift finds where a cached recurrent state drifts from the truth."""
+"""Statedrift finds where a cached recurrent state drifts from the truth.
+
+Rules
+- Names are loaded when they are first used: importing statedrift costs nothing.
+- What is not listed in `__all__` is reached through its room (`statedrift.spec`, `statedrift.oracle`, ...) and may change.
+
+    program = parse_program("model lfm2 seed=0; decode 0:10; decode 0:4; rollback 0 2; decode 0:1/1")
+    run = execute(program, target)          # what a target answered, operation by operation
+    @given(programs())                      # a Hypothesis strategy over whole programs
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .fuzz.execution import execute
+    from .fuzz.generation import programs
+    from .spec.programs import Program, parse_program, program_text
+
+    __version__: str
+
+__all__ = ["Program", "__version__", "execute", "parse_program", "program_text", "programs"]
+
+_ROOMS = {
+    "Program": "spec.programs",
+    "parse_program": "spec.programs",
+    "program_text": "spec.programs",
+    "execute": "fuzz.execution",
+    "programs": "fuzz.generation",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("statedrift")
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'statedrift' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,10 +11,17 @@ import msgspec
 
 from ..spec.errors import UsageError
 from ..spec.programs import Program, check_program, program_id, program_text
-from ..spec.verdicts import Verdict
+from ..spec.verdicts import Outcome, Verdict
 from .files import write_whole
 
 FORMAT = 1
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a target said to one operation, and the last position of every sequence afterwards (empty: not known)."""
+
+    outcome: Outcome
+    last_positions: tuple[int, ...] = ()
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +41,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_seen, last_seen  UTC, ISO 8601
     seen              programs of the campaign that came to this signature
     log               the engine's last log lines (for a crash or a hang)
+    answers           to the reduced program's operations that were reached
     """
 
     signature: str
@@ -54,6 +62,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last_seen: str
     seen: int = 1
     log: tuple[str, ...] = ()
+    answers: tuple[Answer, ...] = ()
     format: int = FORMAT
 
 

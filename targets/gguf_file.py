@@ -3,7 +3,7 @@
 Rules
 - Only facts of the family are written (its metadata and its tensors, all float32), and a tokenizer that is none.
 - A file appears whole or not at all: it is written beside its place and then renamed.
-- `gguf` is imported when a file is written, never before.
+- `gguf` is imported when a file is written, or when a target asks whether it is there; never before.
 Source: the `gguf` package's GGUFWriter; the key names are llama.cpp's.
 """
 
@@ -20,15 +20,20 @@ from ..spec.models import Model
 from ..spec.weights import weights_of
 
 
+def gguf_package() -> Any:
+    """The `gguf` package. Raises UnavailableError when it is missing."""
+    try:
+        return importlib.import_module("gguf")
+    except ImportError as error:
+        raise UnavailableError(f"cannot write GGUF files: {error}. pip install 'statedrift[llamacpp]'") from error
+
+
 def write_gguf(model: Model, path: Path) -> None:
     """Write `model` to `path`, replacing what is there; about 1 ms for a model of the default size.
 
     Raises UnavailableError when the `gguf` package is missing, UsageError when the model's dimensions are bad.
     """
-    try:
-        gguf: Any = importlib.import_module("gguf")
-    except ImportError as error:
-        raise UnavailableError(f"cannot write GGUF files: {error}. pip install 'statedrift[llamacpp]'") from error
+    gguf = gguf_package()
     family, dimensions = family_of(model), dimensions_of(model)
     metadata = dict(family.gguf_metadata(dimensions))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")

@@ -28,7 +28,7 @@ from ..spec.operations import OPEN
 from ..spec.target import Batch, Capabilities, Decoded, StateRow, Undocumented
 from ..spec.verdicts import ACCEPTED, Outcome, refused
 from . import llama_library
-from .gguf_file import write_gguf
+from .gguf_file import gguf_package, write_gguf
 from .llama_library import ON_DEVICE, PARTIAL_ONLY, CancelCallback, Library, load_library
 
 BATCH_TOKENS_MAX = 4096
@@ -429,7 +429,11 @@ class LlamaTarget:
     )  # fmt: skip
 
     def version(self) -> str:
-        """The package and the build, e.g. "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 1f9a03c2)"; see `open` for errors."""
+        """The package and the build, e.g. "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 1f9a03c2)"; see `open` for errors.
+
+        Everything that models are loaded with is imported here, so that a process that forks workers does it once.
+        """
+        gguf_package()
         library = load_library()
         return f"llama-cpp-python {library.package_version} ({library.build})"
 

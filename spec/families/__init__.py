@@ -6,6 +6,9 @@ Rules
 - Nothing here imports gguf, torch or transformers: facts are plain data.
 """
 
+import functools
+from types import MappingProxyType
+
 from ..errors import UsageError
 from ..models import Model
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
@@ -24,8 +27,9 @@ def family_of(model: Model) -> Family:
     return FAMILIES[model.family]
 
 
+@functools.lru_cache(maxsize=256)
 def dimensions_of(model: Model) -> Dimensions:
-    """All dimensions of `model`: the family's defaults with the model's changes.
+    """All dimensions of `model`: the family's defaults with the model's changes. Read-only, and worked out once a model.
 
     Raises UsageError for a dimension the family does not have, a value out of bounds, or a combination that makes no model.
     """
@@ -42,7 +46,7 @@ def dimensions_of(model: Model) -> Dimensions:
     parameters = sum(tensor.size for tensor in family.tensors(dimensions))
     if parameters > PARAMETERS_MAX:
         raise UsageError(f"model {model.family} with these dimensions has {parameters} parameters; at most {PARAMETERS_MAX} are allowed")
-    return dimensions
+    return MappingProxyType(dimensions)
 
 
 PARAMETERS_MAX = 1 << 25

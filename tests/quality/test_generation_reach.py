@@ -6,11 +6,14 @@ Rules
 """
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 
 import pytest
+from hypothesis import HealthCheck, find, settings
 from statedrift.fuzz.execution import Run, execute
 from statedrift.fuzz.generation import generate
+from statedrift.fuzz.generation import programs as programs_strategy
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.models import Model
 from statedrift.spec.operations import (
@@ -308,3 +311,40 @@ def test_restores_cross_sequences_and_sessions() -> None:
                 across_sessions += saved_session != session
     assert across_sequences >= 40
     assert across_sessions >= 5
+
+
+# --- what drawn programs shrink to ------------------------------------------------------------------------------------------
+
+
+def shares_while_rolled_back(program: Program) -> bool:
+    pending: set[int] = set()
+    for operation in program.operations:
+        if isinstance(operation, Rollback):
+            pending.add(operation.sequence)
+        elif isinstance(operation, Decode):
+            pending -= sequences_of(operation)
+        elif isinstance(operation, Share) and operation.source in pending and operation.destination != operation.source:
+            return True
+    return False
+
+
+def takes_back_a_whole_decode(program: Program) -> bool:
+    newest: dict[int, list[int]] = {}
+    for operation in program.operations:
+        if isinstance(operation, Decode):
+            for item in operation.items:
+                newest.setdefault(item.sequences[0], []).append(item.token_count)
+        elif isinstance(operation, Rollback):
+            sizes = newest.get(operation.sequence, [])
+            if len(sizes) > 1 and sizes[-1] == operation.token_count > 1:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("wanted", [shares_while_rolled_back, takes_back_a_whole_decode])
+def test_drawn_programs_shrink_to_few_small_operations(wanted: Callable[[Program], bool]) -> None:
+    fixed = settings(max_examples=2000, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    program = find(programs_strategy(max_operations=12), wanted, settings=fixed)
+    assert len(program.operations) <= 6  # measured: 4 or 5, the closing decode included
+    assert max(item.token_count for decode in decodes_of(program) for item in decode.items) <= 4
+    assert program.cache.start == "fresh"

@@ -11,7 +11,6 @@ import pytest
 from statedrift.reports import terminal
 from statedrift.reports.terminal import (
     WIDTH,
-    Answer,
     account_text,
     campaign_text,
     finding_text,
@@ -24,7 +23,7 @@ from statedrift.reports.terminal import (
 from statedrift.spec.programs import parse_program, program_id
 from statedrift.spec.verdicts import ACCEPTED, Outcome, Verdict, refused
 from statedrift.store.campaigns import Account, Campaign, Noise
-from statedrift.store.findings import Finding
+from statedrift.store.findings import Answer, Finding
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -58,10 +57,12 @@ FINDING = Finding(
     found_after_seconds=2.1,
     first_seen="2026-01-02T03:04:05+00:00",
     last_seen="2026-01-02T03:05:05+00:00",
+    answers=ANSWERS,
 )
 SHARE = parse_program("model mamba2 seed=0; decode 0:48; share 0 1 0 47")
 UNDOCUMENTED = msgspec.structs.replace(
     FINDING,
+    answers=(),
     signature="llamacpp/mamba2 false-success at share-range (self) after decode",
     title="share says yes where it must refuse",
     family="mamba2",
@@ -117,7 +118,7 @@ def script_of(finding: Finding) -> str:
 
 
 def test_a_finding_looks_as_agreed() -> None:
-    check_golden("reports_finding.txt", finding_text(1, FINDING, replay_of(FINDING), script_of(FINDING), ANSWERS))
+    check_golden("reports_finding.txt", finding_text(1, FINDING, replay_of(FINDING), script_of(FINDING)))
 
 
 def test_a_campaign_looks_as_agreed() -> None:

@@ -1,0 +1,58 @@
+# Set-up and checks, from a fresh clone. Needed: Python 3.11 or newer, make, and for `make test` and `make lint` a C++ compiler
+# (llama-cpp-python is compiled, once, in about 4 minutes). Everything goes into .venv; a second call installs nothing.
+#
+#   make fuzz   20 seconds of fuzzing our own caches
+#   make test   all tests, llama.cpp included
+#   make lint   style, and types of the built wheel
+#   make clean  remove what these made
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet
+TYPECHECK := build/typecheck
+PYTHON ?= python3
+
+.PHONY: fuzz test lint clean
+.DELETE_ON_ERROR:
+
+fuzz: $(VENV)/.installed
+	$(VENV)/bin/statedrift fuzz --target numba --seconds 20
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -q
+
+lint: $(VENV)/.installed-lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	rm -rf build/lib build/bdist.* $(TYPECHECK)
+	mkdir -p $(TYPECHECK)
+	$(VENV)/bin/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir $(TYPECHECK)/wheel .
+	$(PIP) --no-deps --target $(TYPECHECK)/site $(TYPECHECK)/wheel/*.whl
+	cd $(TYPECHECK) && MYPYPATH=site ../../$(VENV)/bin/python -m mypy --config-file ../../pyproject.toml -p statedrift
+
+$(VENV)/bin/python:
+	@for candidate in '$(PYTHON)' python3.13 python3.12 python3.11 python3.14; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "making $(VENV) with $$candidate ($$("$$candidate" --version))"; \
+	    exec "$$candidate" -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "statedrift needs Python 3.11 or newer and found none: $(PYTHON) is $$($(PYTHON) --version 2>&1). Name one: make PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo "installing statedrift into $(VENV) (once)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	@echo "installing statedrift with llama-cpp-python into $(VENV) (once; the compilation takes about 4 minutes)"
+	$(PIP) -e '.[llamacpp,test]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-lint: pyproject.toml | $(VENV)/bin/python
+	@echo "installing statedrift with all extras into $(VENV) (once)"
+	$(PIP) -e '.[llamacpp,test,dev]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,193 @@
+"""The commands and their options; everything they do is in this room's other files, imported when a command runs.
+
+Rules
+- A usage error of any kind is one line on standard error and status 64.
+- Options exist only when what they ask for exists.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import failures
+
+_click_exception: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+application = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Finds where a cached recurrent state drifts from the truth.",
+    epilog="Exit status: 0 clean, 1 a divergence, 2 could not test, 64 a usage error.",
+)
+bench = typer.Typer(rich_markup_mode=None, help="The suite's own measurements.")
+application.add_typer(bench, name="bench")
+
+TargetOption = Annotated[str, typer.Option("--target", metavar="TARGET", help="A target's name, or module:attribute.")]
+OptionalTarget = Annotated[str | None, typer.Option("--target", metavar="TARGET", help="A target's name, or module:attribute.")]
+ProgramArgument = Annotated[str, typer.Argument(metavar="PROGRAM", help="A file, an id of a campaign, or the text itself.")]
+CampaignOption = Annotated[
+    Path | None, typer.Option("--campaign", metavar="DIR", help="Where to look for an id; else every campaign in runs/.")
+]
+UndocumentedOption = Annotated[
+    bool,
+    typer.Option("--undocumented", help="Also fail on what diverges only in uses that the target's documentation does not promise."),
+]
+FamilyOption = Annotated[list[str] | None, typer.Option("--family", metavar="FAMILY", help="Only this family; may be given several times.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=(1 << 32) - 1, help="The same seed gives the same programs.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes to use.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"statedrift {version('statedrift')}")
+        raise typer.Exit()
+
+
+@application.callback()
+def front(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")] = False,
+) -> None:
+    """Finds where a cached recurrent state drifts from the truth."""
+
+
+@application.command()
+def fuzz(
+    target: TargetOption,
+    family: FamilyOption = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", help="How long to look for; 60 unless --programs is given.")] = None,
+    programs: Annotated[int | None, typer.Option("--programs", min=1, help="How many programs to try.")] = None,
+    seed: SeedOption = 0,
+    jobs: JobsOption = 1,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the campaign and its findings here.")] = None,
+    undocumented: UndocumentedOption = False,
+) -> int:
+    """Look for divergences with generated programs."""
+    from .fuzzing import fuzz_command
+
+    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented)
+
+
+@application.command()
+def replay(
+    program: ProgramArgument,
+    target: TargetOption,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    undocumented: UndocumentedOption = False,
+    campaign: CampaignOption = None,
+) -> int:
+    """Run one program on a target and judge it."""
+    from .replaying import replay_command
+
+    return replay_command(program, target, json, undocumented, campaign)
+
+
+@application.command()
+def explain(
+    program: ProgramArgument, target: TargetOption, undocumented: UndocumentedOption = False, campaign: CampaignOption = None
+) -> int:
+    """Show one program step by step, answers beside the truth."""
+    from .explaining import explain_command
+
+    return explain_command(program, target, undocumented, campaign)
+
+
+@application.command()
+def reduce(
+    program: ProgramArgument,
+    target: TargetOption,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the reduced program here.")] = None,
+    undocumented: UndocumentedOption = False,
+    campaign: CampaignOption = None,
+) -> int:
+    """Find the smallest program that still diverges."""
+    from .reducing import reduce_command
+
+    return reduce_command(program, target, out, undocumented, campaign)
+
+
+@application.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A campaign's folder.")],
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the findings as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write the findings as Parquet.")] = None,
+) -> int:
+    """Show a campaign again, or write its findings."""
+    from .reporting import report_command
+
+    return report_command(folder, csv, parquet)
+
+
+@application.command()
+def targets() -> int:
+    """List the targets and what each can do."""
+    from .inventory import targets_text
+    from .output import say
+
+    say(targets_text())
+    return failures.OK
+
+
+@application.command()
+def families() -> int:
+    """List the model families and their dimensions."""
+    from .inventory import families_text
+    from .output import say
+
+    say(families_text())
+    return failures.OK
+
+
+@application.command()
+def doctor(target: OptionalTarget = None) -> int:
+    """Check the installation and what its answers are worth."""
+    from .doctor import doctor_command
+
+    return doctor_command(target)
+
+
+@bench.command()
+def throughput(
+    target: Annotated[str, typer.Option("--target", metavar="TARGET", help="A target's name, or module:attribute.")] = "numba",
+    family: FamilyOption = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="How long to measure.")] = 10.0,
+    seed: SeedOption = 0,
+    jobs: JobsOption = 1,
+) -> int:
+    """Measure programs and operations per second, and where the time goes."""
+    from .throughput import throughput_command
+
+    return throughput_command(target, tuple(family or ()), seconds, seed, jobs)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the answer is the exit status, and nothing is raised."""
+    command: Callable[..., Any] = typer.main.get_command(application)
+    try:
+        status = command(args=arguments, prog_name="statedrift", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else failures.OK
+    except _click_exception as error:
+        failures.complain(_usage_message(error))
+        return failures.USAGE
+    except typer.Abort:
+        return failures.status_of_failure(KeyboardInterrupt())
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else failures.USAGE
+    except (Exception, KeyboardInterrupt) as error:
+        return failures.status_of_failure(error)
+
+
+def _usage_message(error: Any) -> str:
+    message = " ".join(str(error.format_message()).split())
+    message = message[:1].lower() + message[1:]
+    context = getattr(error, "ctx", None)
+    if message.startswith("missing command"):
+        message = "a command is missing"
+    return f"{message.rstrip('.')}; see {context.command_path if context else 'statedrift'} --help"

@@ -1,0 +1,66 @@
+"""`statedrift fuzz`: a campaign, its progress and its summary.
+
+Rules
+- Status 1: divergences that count (`--undocumented` counts all); 2: something could not be tested; 0: clean.
+- An interrupt ends the campaign, not the summary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..fuzz.campaign import Settings, run_campaign
+from ..spec.errors import UnavailableError, UsageError
+from ..spec.families import FAMILIES
+from ..store.campaigns import Campaign
+from ..targets.registry import load_target
+from . import failures
+from .output import say
+from .progress import shown_progress
+from .reporting import summary_text
+
+SECONDS_DEFAULT = 60.0
+SECONDS_MAX = 30 * 86_400.0
+
+
+def fuzz_command(
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool
+) -> int:  # fmt: skip
+    """Run a campaign and print its summary; the answer is the exit status."""
+    settings = checked_settings(target, families, seconds, programs, seed, jobs, out)
+    with shown_progress() as show:
+        campaign = run_campaign(settings, show)
+    say(summary_text(campaign, out))
+    return status_of_campaign(campaign, undocumented)
+
+
+def checked_settings(
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None
+) -> Settings:
+    """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
+    if seconds is not None and programs is not None:
+        raise UsageError("--seconds and --programs cannot both be given; one of them ends the campaign")
+    if seconds is not None and not 0 < seconds <= SECONDS_MAX:
+        raise UsageError(f"--seconds must be more than 0 and at most {SECONDS_MAX:,.0f}, not {seconds:g}")
+    if seconds is None and programs is None:
+        seconds = SECONDS_DEFAULT
+    for family in families:
+        if family not in FAMILIES:
+            raise UsageError(f"unknown family `{family}`; there are {', '.join(FAMILIES)}")
+    offered = load_target(target).families
+    missing = [family for family in families if family not in offered]
+    if missing:
+        raise UnavailableError(f"could not test: target {target} does not run family {missing[0]}; it runs {', '.join(offered)}")
+    chosen = tuple(dict.fromkeys(families)) or tuple(offered)
+    return Settings(target=target, families=chosen, seconds=seconds, programs=programs, seed=seed, jobs=jobs, out=out)
+
+
+def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
+    """1 when a divergence counts, else 2 when something could not be tested or nothing was judged, else 0."""
+    account = campaign.account
+    if any(finding.documented or undocumented for finding in campaign.findings):
+        return failures.DIVERGENCE
+    faults = account.verdicts.get("harness-error", 0)
+    judged = account.programs - account.verdicts.get("unknown", 0) - faults
+    if account.could_not_test or faults or judged <= 0:
+        return failures.COULD_NOT_TEST
+    return failures.OK

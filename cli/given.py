@@ -1,0 +1,134 @@
+"""What PROGRAM is on the command line: a file, an id of a campaign's finding, or the text itself.
+
+Rules
+- Text has a space, a line end or a `;` and begins with `model`, or begins with `{`. A file wins over an id.
+- Nothing is read before its size and kind are known; what cannot be a program is refused with a reason.
+- Ids are looked for in the folder given by `--campaign`, else in every campaign below `runs/`.
+"""
+
+import re
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ..spec.errors import ProgramError, UsageError
+from ..spec.programs import Program, program_id, program_text, read_program
+
+FILE_BYTES_MAX = 8 << 20
+RUNS = Path("runs")
+_ID = re.compile(r"[0-9a-f]{6,12}")
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A program, and the words that name it on a command line (quoted for a shell)."""
+
+    program: Program
+    words: str
+
+
+def one_line(program: Program) -> str:
+    """The program's text on one line, quoted for a shell."""
+    return shlex.quote("; ".join(program_text(program).strip().split("\n")))
+
+
+def replay_words(given: Given, target_name: str) -> str:
+    """The command that replays a program."""
+    return f"statedrift replay {given.words} --target {shlex.quote(target_name)}"
+
+
+def looks_like_text(argument: str) -> bool:
+    """Whether the argument is a program's text itself."""
+    start = argument.lstrip()
+    return start.startswith("{") or (start.startswith("model") and any(mark in argument for mark in (" ", "\n", ";")))
+
+
+def read_given(argument: str, campaign: Path | None) -> Given:
+    """The program that an argument names. Raises UsageError saying what is wrong with it."""
+    if looks_like_text(argument):
+        program = read_program(argument)
+        return Given(program, one_line(program))
+    if not argument:
+        raise UsageError("PROGRAM is empty; give a file, an id of a campaign, or the text itself")
+    path = Path(argument)
+    try:
+        exists = path.exists()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"`{argument[:60]}` is no file, no id and no program text: {_why(error)}") from error
+    if exists:
+        return Given(read_file(path), shlex.quote(argument))
+    if _ID.fullmatch(argument):
+        where = "" if campaign is None else f" --campaign {shlex.quote(str(campaign))}"
+        program = _find_id(argument, campaign)
+        return Given(program, program_id(program) + where)
+    raise UsageError(
+        f"`{argument[:60]}` is no file, no id of a campaign and no program text; a text begins with its model, as in 'model lfm2 seed=0; decode 0:10'"
+    )
+
+
+def read_file(path: Path) -> Program:
+    """The program in a file, as text or JSON. Raises UsageError that names the file and what is wrong with it."""
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{path} is a folder{_hint_inside(path)}")
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{path} is no ordinary file")
+        if status.st_size > FILE_BYTES_MAX:
+            raise UsageError(f"{path} has {status.st_size:,} bytes; a program has at most {FILE_BYTES_MAX:,}")
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {_why(error)}") from error
+    if b"\0" in data:
+        raise UsageError(f"{path} is a binary file, not a program")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a program: byte {error.start} is not UTF-8 text") from error
+    try:
+        return read_program(text)
+    except ProgramError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _hint_inside(folder: Path) -> str:
+    inside = folder / "program.drift"
+    return f"; a finding's program is {inside}" if inside.is_file() else ", not a program"
+
+
+def _campaign_folders(campaign: Path | None) -> list[Path]:
+    if campaign is not None:
+        if not campaign.is_dir():
+            raise UsageError(f"{campaign} is no folder of a campaign")
+        return [campaign]
+    return sorted(folder for folder in RUNS.glob("*") if folder.is_dir())
+
+
+def _find_id(wanted: str, campaign: Path | None) -> Program:
+    folders = _campaign_folders(campaign)
+    found: dict[str, Program] = {}
+    for path in _program_files(folders, wanted):
+        try:
+            program = read_file(path)
+        except UsageError:
+            continue  # a damaged finding is not the one that was asked for; `report` says so
+        if program_id(program).startswith(wanted):
+            found[program_id(program)] = program
+    if not found:
+        where = ", ".join(map(str, folders)) if folders else f"{RUNS}/ (which holds no campaign)"
+        raise UsageError(f"no finding with id {wanted} in {where}; name its campaign with --campaign DIR")
+    if len(found) > 1:
+        raise UsageError(f"id {wanted} is short for {', '.join(sorted(found))}; give more digits")
+    return next(iter(found.values()))
+
+
+def _program_files(folders: list[Path], wanted: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(folder.glob(f"findings/*-{wanted[:6]}*/program.drift"))

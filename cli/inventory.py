@@ -1,0 +1,81 @@
+"""`statedrift targets` and `statedrift families`: what there is, and why something is not there.
+
+Rules
+- A target that cannot be used here is listed with the reason and never fails the command.
+- A row is never cut: facts that do not fit a column come on lines of their own.
+"""
+
+from ..reports.terminal import aligned, wrapped
+from ..spec.configuration import CacheConfiguration
+from ..spec.errors import UnavailableError, UsageError
+from ..spec.families import FAMILIES, Family
+from ..spec.models import Model
+from ..spec.target import Capabilities, Target
+from ..targets.registry import load_target, target_names
+
+_WORDS = ("coupled", "cancel", "shift", "divide", "save_all", "partial", "device", "embeddings", "partial_share", "inspect")
+
+
+def targets_text() -> str:
+    """Every installed target: whether it can be used here, its families, its library, what a default session of each family can do."""
+    lines: list[str] = []
+    for name in target_names():
+        lines += _target_lines(name)
+    return "\n".join(lines or ["no targets are installed"]) + "\n"
+
+
+def _target_lines(name: str) -> list[str]:
+    try:
+        target = load_target(name)
+        library = target.describe()
+    except (UnavailableError, UsageError) as error:
+        return wrapped(f"{name}  not available: {error}", "  ")
+    except Exception as error:  # a third party's target must not take the list with it
+        return wrapped(f"{name}  not available: {type(error).__name__}: {error}", "  ")
+    lines = wrapped(f"{name}  available  {library}", "  ")
+    width = max((len(family) for family in target.families), default=0)
+    for family in target.families:
+        lines += wrapped(f"  {family:<{width}}  {_abilities(target, family)}", " " * (width + 4))
+    return lines
+
+
+def _abilities(target: Target, family: str) -> str:
+    try:
+        session = target.open(Model(family), CacheConfiguration())
+    except (UnavailableError, UsageError) as error:
+        return f"not available: {error}"
+    except Exception as error:
+        return f"cannot be opened: {type(error).__name__}: {error}"
+    try:
+        return abilities_text(session.capabilities)
+    finally:
+        session.close()
+
+
+def abilities_text(capabilities: Capabilities) -> str:
+    """What a session can do, on one line."""
+    words = [word.replace("_", " ") for word in _WORDS if getattr(capabilities, word)]
+    guarantee = f"rollback guarantee {capabilities.guarantee}" + (f" ({capabilities.n_rs_seq} snapshots)" if capabilities.n_rs_seq else "")
+    return f"{guarantee}; " + (", ".join(words) if words else "no optional operation")
+
+
+def families_text() -> str:
+    """Every family: its title, its dimensions with their defaults, its parameters, its layers and the widths of its state rows."""
+    return "\n".join("\n".join(_family_lines(family)) for family in FAMILIES.values()) + "\n"
+
+
+def _family_lines(family: Family) -> list[str]:
+    dimensions = family.defaults
+    parameters = sum(tensor.size for tensor in family.tensors(dimensions))
+    widths = family.row_widths(dimensions)
+    recurrent, attention = family.recurrent_layers(dimensions), family.attention_layers(dimensions)
+    rows = [
+        ["  dimensions", " ".join(f"{name}={value}" for name, value in dimensions.items())],
+        ["  parameters", f"{parameters:,}"],
+        ["  layers", f"{len(recurrent)} recurrent, {len(attention)} attention"],
+        ["  state rows", f"convolution {widths.convolution:,}, recurrent {widths.recurrent:,} elements a layer and sequence"],
+    ]
+    lines = wrapped(f"{family.name}  {family.title.split(': ', 1)[-1]}", "  ")
+    for line in aligned(rows, numbers_from=2):
+        lines += wrapped(line, " " * 14)
+    return lines

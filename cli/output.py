@@ -1,0 +1,60 @@
+"""Text on standard output: colour on a terminal, the same text without it in a pipe.
+
+Rules
+- Colour says only what the text says already; NO_COLOR and TERM=dumb turn it off.
+- With `--json` nothing but the object reaches standard output, whatever a native library writes.
+"""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+_RESET = "\x1b[0m"
+_BOLD = "\x1b[1m"
+_RED = "\x1b[31m"
+_HEADING = re.compile(
+    r"(?:\d+ )?(?:wrong-output|wrong-state|wrong-position|bad-refusal|false-success|partial-effect|nonfinite|crash|hang)(?= · )"
+)
+_MARKED = re.compile(r" {0,2}> ")
+
+
+def wants_colour() -> bool:
+    """Whether standard output is a terminal that takes colour."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str) -> str:
+    """The text with the kinds of divergences in bold, and the operations at which they part in red."""
+    lines = []
+    for line in text.split("\n"):
+        if _MARKED.match(line):
+            lines.append(f"{_RED}{line}{_RESET}")
+        else:
+            lines.append(_HEADING.sub(lambda match: f"{_BOLD}{_RED}{match.group()}{_RESET}", line, count=1) if line[:1].strip() else line)
+    return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    """Write a text that ends in a line end to standard output. That nobody reads it any more changes no exit status."""
+    try:
+        sys.stdout.write(painted(text) if wants_colour() else text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # the interpreter's last flush must have somewhere to go
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def standard_output_reserved() -> Iterator[None]:
+    """While it lasts, whatever is written to file descriptor 1 goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

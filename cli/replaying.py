@@ -1,0 +1,111 @@
+"""`statedrift replay`: one program on one target, judged.
+
+Rules
+- Status 0: right, or wrong only in uses that the target's documentation does not promise (1 with `--undocumented`); 1: a divergence;
+  2: nothing could be said.
+- `--json` prints the one object of docs/programs.md; a number that is not finite is null.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..fuzz.reduction import is_documented
+from ..fuzz.signatures import fine_signature
+from ..fuzz.trial import Bench, Trial, answers_of
+from ..reports.terminal import verdict_text
+from ..spec.configuration import changed
+from ..spec.operations import Reopen
+from ..spec.programs import Program, operation_text, program_id
+from ..spec.target import Target
+from ..spec.verdicts import Verdict
+from . import failures
+from .given import read_given, replay_words
+from .output import say, standard_output_reserved
+
+FORMAT = 1
+
+
+def replay_command(argument: str, target_name: str, as_json: bool, undocumented: bool, campaign: Path | None) -> int:
+    """Run one program and print its verdict; the answer is the exit status."""
+    given = read_given(argument, campaign)
+    if as_json:
+        with standard_output_reserved():
+            trial, documented, _, target, _ = tried(given.program, target_name)
+        say(json.dumps(replay_object(trial, target, documented), allow_nan=False) + "\n")
+    else:
+        trial, documented, uses, target, version = tried(given.program, target_name)
+        say(
+            verdict_text(
+                trial.program,
+                trial.verdict,
+                target_name,
+                version,
+                answers_of(trial),
+                replay_words(given, target_name),
+                "" if documented else "it needs " + ", ".join(uses),
+                trial.log,
+            )
+        )
+    return status_of(trial.verdict, documented, undocumented)
+
+
+def tried(program: Program, target_name: str) -> tuple[Trial, bool, tuple[str, ...], Target, str]:
+    """A program's trial on a target, whether its divergence is documented, its undocumented uses, the target and its version."""
+    with Bench(target_name) as bench:
+        trial = bench.try_program(program)
+        documented, uses = is_documented(trial, bench)
+        return trial, documented, uses, bench.target, bench.version
+
+
+def status_of(verdict: Verdict, documented: bool, undocumented: bool) -> int:
+    """The exit status that a verdict comes to. `undocumented`: fail on divergences outside the documentation, too."""
+    if verdict.is_divergence:
+        return failures.DIVERGENCE if documented or undocumented else failures.OK
+    return failures.OK if verdict.kind == "ok" else failures.COULD_NOT_TEST
+
+
+def finite(number: float | None) -> float | None:
+    """The number, or None when it is none or not finite."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def replay_object(trial: Trial, target: Target, documented: bool) -> dict[str, Any]:
+    """The object that `replay --json` prints; `ops` has the operations that were reached.
+
+    A target that cannot poison its memory runs `start=poison` as `dirty`; the object then says so with a last key, `start`.
+    """
+    program, verdict = trial.program, trial.verdict
+    steps = trial.run.steps if trial.run else ()
+    result: dict[str, Any] = {
+        "format": FORMAT,
+        "program": program_id(program),
+        "target": target.name,
+        "verdict": verdict.kind,
+        "documented": documented,
+        "signature": fine_signature(target.name, program, verdict) if verdict.is_divergence else None,
+        "op_index": verdict.operation_index,
+        "sequence": verdict.sequence,
+        "position": verdict.position,
+        "relation": verdict.relation,
+        "error": finite(verdict.error),
+        "tolerance": finite(trial.tolerance if verdict.tolerance is None else verdict.tolerance),
+        "ops": [
+            {"op": operation_text(operation), "outcome": step.outcome.word}
+            for operation, step in zip(program.operations, steps, strict=False)
+        ],
+    }
+    if _asks_for_poison(program) and not target.poison:
+        result["start"] = "dirty"
+    return result
+
+
+def _asks_for_poison(program: Program) -> bool:
+    cache = program.cache
+    starts = {cache.start}
+    for operation in program.operations:
+        if isinstance(operation, Reopen):
+            cache = changed(cache, operation.changes)
+            starts.add(cache.start)
+    return "poison" in starts

@@ -1,0 +1,92 @@
+"""A campaign's findings as a table: one row a finding, as a pandas frame, CSV or Parquet.
+
+Rules
+- Columns and types are fixed (`FINDING_COLUMNS`), whatever was found, also when nothing was.
+- A value that a finding does not have is missing (NA), never 0 or an empty text.
+- Files are written whole, then renamed over what was there.
+"""
+
+import io
+from pathlib import Path
+
+import pandas as pd
+
+from ..spec.programs import program_id
+from ..store.campaigns import Campaign
+from ..store.files import write_whole
+from ..store.findings import Finding
+
+FINDING_COLUMNS: dict[str, str] = {
+    "target": "string",
+    "version": "string",
+    "family": "string",
+    "kind": "string",
+    "signature": "string",
+    "operation_index": "Int64",
+    "sequence": "Int64",
+    "position": "Int64",
+    "relation": "string",
+    "error": "Float64",
+    "tolerance": "Float64",
+    "program": "string",
+    "first_seen": "datetime64[us, UTC]",
+    "reliability": "string",
+    "documented": "bool",
+    "title": "string",
+}
+"""Column -> pandas dtype, in order."""
+
+
+def reliability(finding: Finding) -> str:
+    """How often the reduced program showed the divergence when it was run again, e.g. "10/10"."""
+    return f"{finding.reproduced}/{finding.reruns}"
+
+
+def _row(finding: Finding) -> dict[str, object]:
+    verdict = finding.verdict
+    return {
+        "target": finding.target,
+        "version": finding.version,
+        "family": finding.family,
+        "kind": verdict.kind,
+        "signature": finding.signature,
+        "operation_index": verdict.operation_index,
+        "sequence": verdict.sequence,
+        "position": verdict.position,
+        "relation": verdict.relation,
+        "error": verdict.error,
+        "tolerance": verdict.tolerance,
+        "program": program_id(finding.program),
+        "first_seen": finding.first_seen,
+        "reliability": reliability(finding),
+        "documented": finding.documented,
+        "title": finding.title,
+    }
+
+
+def findings_frame(campaign: Campaign) -> pd.DataFrame:
+    """One row a finding, in the campaign's order; columns and dtypes as in `FINDING_COLUMNS`, also for no finding.
+
+    `operation_index` counts from 0; `error` and `tolerance` are max|y - r| / (1 + rms(r)); `first_seen` is UTC.
+    """
+    rows = [_row(finding) for finding in campaign.findings]
+    columns = {}
+    for name, dtype in FINDING_COLUMNS.items():
+        values = [row[name] for row in rows]
+        if name == "first_seen":
+            columns[name] = pd.to_datetime(pd.Series(values, dtype="object"), utc=True, format="ISO8601").astype("datetime64[us, UTC]")
+        else:
+            columns[name] = pd.Series(values, dtype=dtype)
+    return pd.DataFrame(columns, columns=list(FINDING_COLUMNS))
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Write comma-separated values with a heading, UTF-8, LF; a missing value is empty. Raises UsageError when it cannot be written."""
+    write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode())
+
+
+def write_parquet(frame: pd.DataFrame, path: Path) -> None:
+    """Write Parquet with the frame's types. Raises UsageError when it cannot be written."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    write_whole(path, buffer.getvalue())

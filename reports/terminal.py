@@ -1,0 +1,322 @@
+"""Texts for a terminal or a pipe: a divergence with its numbered program, and the account of a campaign.
+
+Rules
+- Text from data: nothing is printed, run or looked up here. Lines are at most `WIDTH` characters, but for words that cannot be cut
+  (a program's own text stays whole, so that it can be copied).
+- Short lines, aligned; no decoration that says nothing.
+- `>` marks the operation at which target and truth part; what follows it is a consequence and not shown.
+"""
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+from ..spec.models import model_text
+from ..spec.operations import (
+    OPERATION_NAMES,
+    AnyOperation,
+    Divide,
+    Drop,
+    Remove,
+    Restore,
+    Rollback,
+    Share,
+    Shift,
+)  # fmt: skip
+from ..spec.programs import Program, cache_text, operation_text
+from ..spec.verdicts import DIVERGENCE_KINDS, Verdict
+from ..store.campaigns import Account, Campaign
+from ..store.findings import Answer, Finding
+
+WIDTH = 100
+OPERATIONS_SHOWN_MAX = 60
+_OPERATION_WIDTH_MAX = 44
+_ROW_KINDS = ("wrong-output", "wrong-state", "nonfinite")
+_WORD_OF_KIND = {"bad-refusal": "refused", "partial-effect": "refused", "false-success": "accepted", "wrong-position": "accepted"}
+"""What a target must have said to come to a verdict, where its answers were not kept."""
+_NOTE_INDENT_MAX = 48
+
+
+def wrapped(line: str, indent: str) -> list[str]:
+    """The line, cut at spaces into lines of at most `WIDTH` characters; those after the first begin with `indent`."""
+    if len(line) <= WIDTH:
+        return [line.rstrip()]
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun, e.g. "1 program", "2,412 programs"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def short_version(version: str) -> str:
+    """A version without what stands in brackets behind it (the build and where it lies)."""
+    return version.split(" (", 1)[0]
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> list[str]:
+    """A table as lines: columns two spaces apart; those from `numbers_from` on are set right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return [
+        "  ".join(
+            cell.rjust(width) if column >= numbers_from else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# --- one program -------------------------------------------------------------------------------------------------------------
+
+
+def setting_text(program: Program) -> str:
+    """The program's model and cache on one line, as in program text."""
+    cache = cache_text(program.cache)
+    return f"model {model_text(program.model)}" + (f"; cache {cache}" if cache else "")
+
+
+def _moved_sequence(operation: AnyOperation) -> int | None:
+    """The one sequence whose position tells whether the operation had its effect; None when decodes or several do."""
+    match operation:
+        case Rollback(sequence=sequence) | Remove(sequence=sequence) | Drop(sequence=sequence) | Restore(sequence=sequence):
+            return sequence
+        case Shift(sequence=sequence) | Divide(sequence=sequence) | Share(destination=sequence):
+            return sequence
+        case _:
+            return None
+
+
+def _note(operation: AnyOperation, answer: Answer) -> str:
+    if answer.outcome.word != "accepted":
+        return answer.outcome.detail
+    sequence = _moved_sequence(operation)
+    if sequence is None or sequence >= len(answer.last_positions):
+        return ""
+    position = answer.last_positions[sequence]
+    return f"position {position}" if position >= 0 else "empty"
+
+
+def place_text(verdict: Verdict) -> str:
+    """Which sequence went wrong, and where, e.g. "sequence 0, position 12"; empty when the verdict does not say."""
+    words = [] if verdict.sequence is None else [f"sequence {verdict.sequence}"]
+    if verdict.position is not None and verdict.kind in _ROW_KINDS:
+        words.append(f"position {verdict.position}")
+    if verdict.relation == "other":
+        words.append("relation other")
+    return ", ".join(words)
+
+
+def _parting(verdict: Verdict, operation: AnyOperation, answer: Answer | None, title: str) -> tuple[str, str]:
+    """The outcome and the note of the operation at which they part."""
+    if verdict.kind in _ROW_KINDS:
+        return verdict.reason or verdict.kind, place_text(verdict)
+    word = answer.outcome.word if answer else _WORD_OF_KIND.get(verdict.kind, verdict.kind)
+    return word, verdict.reason if verdict.reason not in ("", title) else place_text(verdict)
+
+
+def numbered_program(program: Program, verdict: Verdict, answers: Sequence[Answer] = (), title: str = "") -> list[str]:
+    """The program as numbered lines with what the target answered; `>` marks the operation at which they part.
+
+    answers   of the operations that were reached, in order; may be empty when they are not known
+    title     already said above: not said again
+    """
+    parting = verdict.operation_index if verdict.kind != "ok" else None
+    end = len(program.operations) if parting is None else min(parting + 1, len(program.operations))
+    start = max(0, end - OPERATIONS_SHOWN_MAX)
+    rows: list[tuple[str, str, str]] = []
+    for index in range(start, end):
+        operation = program.operations[index]
+        answer = answers[index] if index < len(answers) else None
+        if index == parting:
+            outcome, note = _parting(verdict, operation, answer, title)
+        elif answer is not None:
+            outcome, note = answer.outcome.word, _note(operation, answer)
+        else:
+            outcome, note = ("" if not answers else "not run"), ""
+        rows.append((operation_text(operation), outcome, note))
+    number_width = len(str(max(end, 1)))
+    text_width = min(max((len(text) for text, _, _ in rows), default=0), _OPERATION_WIDTH_MAX)
+    before = rows if parting is None else rows[:-1]
+    outcome_width = max((len(outcome) for _, outcome, note in before if note), default=0)
+    lines = wrapped("    " + setting_text(program), "      ")
+    if start:
+        lines.append(f"    ... {plural(start, 'operation')} before")
+    indent = " " * (4 + number_width + 2 + 2)
+    for index, (text, outcome, note) in enumerate(rows, start):
+        mark = ">" if index == parting else " "
+        line = f"  {mark} {index + 1:<{number_width}}  {text:<{text_width}}  {outcome:<{outcome_width}}  "
+        lines += wrapped((line + note).rstrip(), " " * len(line) if note and len(line) <= _NOTE_INDENT_MAX else indent)
+    return lines
+
+
+def _labelled(label: str, value: str) -> str:
+    return f"  {label:<8} {value}"  # never wrapped: it is there to be copied
+
+
+def _log_lines(log: Sequence[str]) -> list[str]:
+    return ["  the engine's last words", *(line for words in log for line in wrapped("    " + words, "      "))] if log else []
+
+
+def verdict_text(
+    program: Program, verdict: Verdict, target: str, version: str, answers: Sequence[Answer], replay: str,
+    undocumented: str = "", log: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """One program on one target, for people: the verdict, the numbered program, and how to see it again.
+
+    replay         the command that does it again
+    undocumented   what the program needs that the target's own documentation does not promise; empty when nothing
+    log            the engine's last lines, for a crash or a hang
+    """
+    lines = wrapped(f"{verdict.kind} · {target} {version} · {program.model.family}", "  ")
+    title = verdict.reason if verdict.kind not in (*_ROW_KINDS, "ok") else ""
+    if verdict.kind == "ok" and verdict.error is not None and verdict.tolerance is not None:
+        lines.append(f"  every answer is right; outputs are off by at most {verdict.error:.2g} (tolerance {verdict.tolerance:.2g})")
+    if title:
+        lines += wrapped("  " + title, "    ")
+    if undocumented and verdict.kind in DIVERGENCE_KINDS:
+        lines += wrapped("  undocumented: " + undocumented, "    ")
+    lines += numbered_program(program, verdict, answers, title)
+    lines += _log_lines(log)
+    lines.append(_labelled("replay", replay))
+    return "\n".join(lines) + "\n"
+
+
+def finding_text(number: int, finding: Finding, replay: str, script: str = "") -> str:
+    """A finding, for people: what went wrong, the numbered program, and how to see it again.
+
+    number    its place among the campaign's findings, from 1
+    replay    the command that does it again
+    script    path of the reproduction that needs no statedrift; empty when there is none
+    """
+    seconds = f"{finding.found_after_seconds:.1f} s"
+    heading = " · ".join(
+        [
+            f"{number} {finding.verdict.kind}",
+            f"{finding.target} {short_version(finding.version)}",
+            finding.family,
+            f"found after {plural(finding.found_after_programs, 'program')}, {seconds}",
+            f"reproducible {finding.reproduced}/{finding.reruns}",
+        ]
+    )
+    lines = wrapped(heading, "    ")
+    lines += wrapped("  " + finding.title, "    ")
+    if not finding.documented:
+        lines += wrapped("  undocumented: it needs " + ", ".join(finding.undocumented_uses), "    ")
+    lines += numbered_program(finding.program, finding.verdict, finding.answers, finding.title)
+    lines += _log_lines(finding.log)
+    lines.append(_labelled("replay", replay))
+    if script:
+        lines.append(_labelled("script", script))
+    return "\n".join(lines) + "\n"
+
+
+# --- a campaign --------------------------------------------------------------------------------------------------------------
+
+
+def _share(part: int, whole: int) -> str:
+    if not part or not whole:
+        return "-"
+    percent = 100 * part / whole
+    return f"{percent:.1f} %" if percent >= 0.05 else "< 0.1 %"
+
+
+def _operation_lines(account: Account) -> list[str]:
+    """Operations by kind: how many, and which share was answered how."""
+    words = ["accepted", "refused", "skipped"]
+    words += [word for word in ("cancelled", "error", "crash", "hang") if any(counts.get(word) for counts in account.outcomes.values())]
+    rows = [["operation", "count", *words]]
+    for name in OPERATION_NAMES:
+        counts = account.outcomes.get(name, {})
+        total = sum(counts.values())
+        if total:
+            rows.append([name, f"{total:,}", *(_share(counts.get(word, 0), total) for word in words)])
+    return aligned(rows) if len(rows) > 1 else []
+
+
+def never_executed(account: Account) -> tuple[str, ...]:
+    """Operations that no program of the campaign came to, or that were skipped every time."""
+    return tuple(
+        name for name in OPERATION_NAMES
+        if not any(count for word, count in account.outcomes.get(name, {}).items() if word != "skipped")
+    )  # fmt: skip
+
+
+def never_accepted(account: Account) -> tuple[str, ...]:
+    """Operations that were refused whenever they were executed."""
+    silent = never_executed(account)
+    return tuple(
+        name for name in OPERATION_NAMES
+        if name not in silent and not any(account.outcomes[name].get(word) for word in ("accepted", "cancelled"))
+    )  # fmt: skip
+
+
+def _noise_lines(account: Account) -> list[str]:
+    rows = [["family", "noise floor", "tolerance", "logs measured"]]
+    rows += [[family, f"{noise.floor:.2g}", f"{noise.tolerance:.2g}", f"{noise.log_count:,}"] for family, noise in account.noise.items()]
+    return aligned(rows) if len(rows) > 1 else []
+
+
+def _time_line(account: Account) -> str:
+    spent = {
+        "generating": account.seconds_generating,
+        "running": account.seconds_running,
+        "judging": account.seconds_judging,
+        "reducing": account.seconds_reducing,
+    }
+    return "time         " + " · ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{count / seconds:,.0f}/s" if seconds > 0 else "-"
+
+
+def account_text(account: Account) -> str:
+    """What a campaign ran, what was answered, how exactly it could judge, and what it did not reach."""
+    lines = wrapped(
+        f"{account.target} · {', '.join(account.families)} · seed {account.seed} · {plural(account.jobs, 'job')} · {account.seconds:.1f} s"
+        + ("" if account.complete else " · stopped before its end"),
+        "  ",
+    )
+    lines += wrapped(f"version      {account.version}", " " * 13)
+    lines.append(
+        f"programs     {account.programs:,} ({_rate(account.programs, account.seconds)}), "
+        f"{plural(account.operations, 'operation')} ({_rate(account.operations, account.seconds)})"
+    )
+    kinds = [f"{kind} {count:,}" for kind, count in account.verdicts.items() if count]
+    lines += wrapped("verdicts     " + (" · ".join(kinds) if kinds else "none"), " " * 13)
+    lines.append(f"unknown      {account.verdicts.get('unknown', 0):,}")
+    lines.append(_time_line(account))
+    for table in (_operation_lines(account), _noise_lines(account)):
+        if table:
+            lines += ["", *("  " + line for line in table)]
+    gaps = []
+    if names := never_executed(account):
+        gaps += wrapped("never executed: " + ", ".join(names), "  ")
+    if names := never_accepted(account):
+        gaps += wrapped("never accepted: " + ", ".join(names), "  ")
+    for family, reason in account.could_not_test.items():
+        gaps += wrapped(f"could not test {family}: {reason.removeprefix('could not test: ')}", "  ")
+    return "\n".join([*lines, *([""] if gaps else []), *gaps]) + "\n"
+
+
+def verdict_sentence(campaign: Campaign) -> str:
+    """The campaign in one sentence: "no divergence in 2,412 programs", or how many divergences, and what could not be tested."""
+    account, count = campaign.account, len(campaign.findings)
+    undocumented = sum(not finding.documented for finding in campaign.findings)
+    sentence = (f"{plural(count, 'divergence')}" if count else "no divergence") + f" in {plural(account.programs, 'program')}"
+    if undocumented:
+        sentence += f"; {undocumented} of them only in uses that the target's own documentation does not promise"
+    if account.could_not_test:
+        sentence += f"; could not test {', '.join(account.could_not_test)}"
+    return sentence
+
+
+def campaign_text(campaign: Campaign, replay_of: Callable[[Finding], str], script_of: Callable[[Finding], str]) -> str:
+    """The account, the findings (documented ones first, each in the order they were found), and the sentence that says how it ended.
+
+    replay_of, script_of   the command and the script that show a finding again; an empty script is left out
+    """
+    parts = [account_text(campaign.account)]
+    ordered = sorted(campaign.findings, key=lambda finding: (not finding.documented, finding.found_after_programs, finding.signature))
+    parts += [finding_text(number, finding, replay_of(finding), script_of(finding)) for number, finding in enumerate(ordered, 1)]
+    parts.append("\n".join(wrapped(verdict_sentence(campaign), "  ")) + "\n")
+    return "\n".join(parts)

@@ -1,0 +1,70 @@
+"""Copies of our own caches with one fault planted by hand, as targets.
+
+Rules
+- A fault is one text replaced in one file of impl/, so that it cannot be planted where the code has moved on without the test saying so.
+- The copy is a package of its own beside the installed one: only its caches differ.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import statedrift.impl
+
+IMPL = Path(statedrift.impl.__file__).parent
+
+
+class PlantedFault(NamedTuple):
+    """Where `right` stands in `file`, `wrong` is put."""
+
+    file: str
+    right: str
+    wrong: str
+    family: str
+
+
+FAULTS = {
+    "plane_numbering_reversed": PlantedFault(
+        "cells.py", "self.pending[sequence] = plane\n", "self.pending[sequence] = valid + 1 - plane\n", "mamba2"
+    ),
+    "shared_cell_written_in_place": PlantedFault(
+        "cells.py", "reference_count[old] - departed[old] == 1", "reference_count[old] - departed[old] >= 1", "mamba2"
+    ),
+    "zero_state_not_cleared": PlantedFault("cells.py", "zero_row[i] = cell[i]", "zero_row[i] = NONE", "mamba2"),
+    "convolution_window_one_token_late": PlantedFault(
+        "kernels/causal_convolution.py",
+        "copy_row(inputs[tokens - plane + j], rows",
+        "copy_row(inputs[max(tokens - plane - 1, 0) + j], rows",
+        "lfm2",
+    ),
+}
+
+_TARGET = """
+from statedrift.targets.numba import NumbaTarget
+from {package}.session import NumbaSession
+
+class PlantedTarget(NumbaTarget):
+    name = "{package}"
+    def open(self, model, configuration):
+        return NumbaSession(model, configuration)
+
+TARGET = PlantedTarget()
+"""
+
+
+def plant(name: str, folder: Path) -> str:
+    """Write the package with the fault `name` to `folder` (which must be importable); the target's name."""
+    fault = FAULTS[name]
+    package = f"planted_{name}"
+    for source in IMPL.rglob("*.py"):
+        place = source.relative_to(IMPL)
+        text = source.read_text()
+        if str(place) == fault.file:
+            assert text.count(fault.right) == 1, f"{fault.right!r} does not stand once in {fault.file}: plant the fault anew"
+            text = text.replace(fault.right, fault.wrong)
+        depth = len(place.parts)  # the copy stands alone: what was relative to the distribution is absolute now
+        text = re.sub(rf"^from \.{{{depth + 1}}}(?=\w)", "from statedrift.", text, flags=re.MULTILINE)
+        (folder / package / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / package / place).write_text(text)
+    (folder / package / "target.py").write_text(_TARGET.format(package=package))
+    return f"{package}.target:TARGET"

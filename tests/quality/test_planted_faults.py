@@ -1,0 +1,40 @@
+"""Does the fuzzer find what it should, and does the reducer end where it should."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from statedrift.fuzz.campaign import Settings, run_campaign
+from statedrift.spec.programs import program_text
+
+_SPEC = importlib.util.spec_from_file_location("planted", Path(__file__).parent.parent / "planted.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+planted = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(planted)
+
+PROGRAMS = 64
+OPERATIONS_MAX = 6
+
+
+@pytest.mark.parametrize("name", planted.FAULTS)
+def test_a_planted_fault_is_found_and_reduced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    target = planted.plant(name, tmp_path)
+    try:
+        campaign = run_campaign(Settings(target, (planted.FAULTS[name].family,), programs=PROGRAMS))
+    finally:
+        for module in [module for module in sys.modules if module.startswith(f"planted_{name}")]:
+            del sys.modules[module]
+    assert campaign.findings, f"{PROGRAMS} programs found nothing"
+    for finding in campaign.findings:
+        assert len(finding.program.operations) <= OPERATIONS_MAX, program_text(finding.program)
+        assert finding.reproduced == finding.reruns, program_text(finding.program)
+
+
+@pytest.mark.parametrize("family", ["mamba2", "lfm2"])
+def test_the_sound_twin_stays_silent(family: str) -> None:
+    campaign = run_campaign(Settings("numba", (family,), programs=PROGRAMS))
+    assert campaign.findings == ()
+    assert campaign.account.verdicts == {"ok": PROGRAMS}

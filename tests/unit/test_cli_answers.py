@@ -1,0 +1,254 @@
+"""Exit statuses, the JSON object, progress lines, and what a fault looks like."""
+
+import json
+import math
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from statedrift.cli import application, failures, output
+from statedrift.cli.fuzzing import checked_settings, status_of_campaign
+from statedrift.cli.inventory import families_text, targets_text
+from statedrift.cli.progress import PLAIN_SECONDS, live_line, plain_progress
+from statedrift.cli.replaying import finite, replay_object, status_of
+from statedrift.cli.throughput import throughput_text
+from statedrift.fuzz.campaign import Progress
+from statedrift.fuzz.trial import Trial
+from statedrift.spec.errors import UnavailableError, UsageError
+from statedrift.spec.families import FAMILIES
+from statedrift.spec.programs import parse_program, program_id
+from statedrift.spec.verdicts import DIVERGENCE_KINDS, Verdict, VerdictKind
+from statedrift.store.campaigns import Account, Campaign
+from statedrift.store.findings import Finding
+from statedrift.targets.llamacpp import TARGET as LLAMACPP
+from statedrift.targets.numba import TARGET as NUMBA
+
+PROGRAM = parse_program("model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1/1")
+ACCOUNT = Account(
+    target="numba", version="1", families=("lfm2",), seed=0, jobs=2, started_at="2026-01-02T03:04:05+00:00", seconds=10.0, programs=100,
+    operations=3000, outcomes={}, verdicts={"ok": 100}, noise={}, could_not_test={}, seconds_generating=1.0, seconds_running=10.0,
+    seconds_judging=5.0, seconds_reducing=0.0, complete=True,
+)  # fmt: skip
+FINDING = Finding(
+    signature="s", title="t", target="numba", version="1", family="lfm2", verdict=Verdict("wrong-output", 2, 0, 1, "self", 1.0, 1e-5),
+    program=PROGRAM, original=PROGRAM, documented=True, undocumented_uses=(), reproduced=10, reruns=10, found_after_programs=1,
+    found_after_seconds=0.1, first_seen="2026-01-02T03:04:05+00:00", last_seen="2026-01-02T03:04:05+00:00",
+)  # fmt: skip
+UNDOCUMENTED = msgspec.structs.replace(FINDING, documented=False)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCE_KINDS)
+def test_a_divergence_is_status_1_and_an_undocumented_one_only_when_asked(kind: VerdictKind) -> None:
+    assert status_of(Verdict(kind), True, False) == 1
+    assert status_of(Verdict(kind), False, False) == 0
+    assert status_of(Verdict(kind), False, True) == 1
+
+
+@pytest.mark.parametrize(("kind", "status"), [("ok", 0), ("unknown", 2), ("harness-error", 2)])
+def test_what_is_no_divergence_has_its_own_status(kind: VerdictKind, status: int) -> None:
+    assert status_of(Verdict(kind), True, False) == status_of(Verdict(kind), True, True) == status
+
+
+@pytest.mark.parametrize(
+    ("changes", "findings", "undocumented", "status"),
+    [
+        ({}, (), False, 0),
+        ({}, (FINDING,), False, 1),
+        ({}, (UNDOCUMENTED,), False, 0),
+        ({}, (UNDOCUMENTED,), True, 1),
+        ({}, (UNDOCUMENTED, FINDING), False, 1),
+        ({"could_not_test": {"lfm2": "noisy"}}, (), False, 2),
+        ({"could_not_test": {"lfm2": "noisy"}}, (FINDING,), False, 1),
+        ({"programs": 0, "verdicts": {}}, (), False, 2),
+        ({"verdicts": {"unknown": 100}}, (), False, 2),
+        ({"verdicts": {"ok": 99, "unknown": 1}}, (), False, 0),
+        ({"verdicts": {"ok": 99, "harness-error": 1}}, (), False, 2),
+    ],
+)
+def test_a_campaigns_status(changes: dict[str, object], findings: tuple[Finding, ...], undocumented: bool, status: int) -> None:
+    account = msgspec.structs.replace(ACCOUNT, **changes)
+    assert status_of_campaign(Campaign(account, findings), undocumented) == status
+
+
+def test_a_family_that_the_target_does_not_run_could_not_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NUMBA, "families", ("mamba2",))
+    with pytest.raises(UnavailableError, match="could not test"):
+        checked_settings("numba", ["lfm2"], None, None, 0, 1, None)
+
+
+def test_a_campaign_without_a_bound_lasts_a_minute_over_all_families() -> None:
+    settings = checked_settings("numba", [], None, None, 0, 1, None)
+    assert (settings.seconds, settings.programs, settings.families) == (60.0, None, tuple(NUMBA.families))
+    assert checked_settings("numba", ["lfm2", "lfm2"], None, 5, 0, 1, None).families == ("lfm2",)
+
+
+def trial(verdict: Verdict, program_text: str = "model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1/1") -> Trial:
+    return Trial(parse_program(program_text), None, verdict, "a signature" if verdict.is_divergence else None, 2e-5)
+
+
+def test_the_json_object_has_exactly_its_keys_in_order() -> None:
+    found = replay_object(trial(Verdict("wrong-output", 2, 0, 1, "self", 22.8, 2e-5)), NUMBA, True)
+    assert list(found.items()) == [
+        ("format", 1),
+        ("program", program_id(PROGRAM)),
+        ("target", "numba"),
+        ("verdict", "wrong-output"),
+        ("documented", True),
+        ("signature", "numba/lfm2 wrong-output at decode (self) after decode+rollback"),
+        ("op_index", 2),
+        ("sequence", 0),
+        ("position", 1),
+        ("relation", "self"),
+        ("error", 22.8),
+        ("tolerance", 2e-5),
+        ("ops", []),
+    ]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_null(number: float) -> None:
+    assert finite(number) is None
+    found = replay_object(trial(Verdict("nonfinite", 2, 0, 1, "self", number, 2e-5)), NUMBA, True)
+    assert json.loads(json.dumps(found, allow_nan=False))["error"] is None
+
+
+@pytest.mark.parametrize("text", ["model lfm2; cache start=poison; decode 0:1", "model lfm2; decode 0:1; reopen start=poison; decode 0:1"])
+def test_poison_that_was_run_as_dirty_is_said(text: str) -> None:
+    assert replay_object(trial(Verdict("ok"), text), LLAMACPP, True)["start"] == "dirty"
+    assert "start" not in replay_object(trial(Verdict("ok"), text), NUMBA, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (UsageError("line 1: no\nsuch thing"), 64, "statedrift: line 1: no such thing\n"),
+        (UnavailableError("not installed"), 2, "statedrift: not installed\n"),
+        (KeyboardInterrupt(), 130, "statedrift: interrupted\n"),
+        (
+            ZeroDivisionError("x"),
+            70,
+            "statedrift: internal fault: ZeroDivisionError: x; please report it, with what STATEDRIFT_DEBUG=1 shows\n",
+        ),
+    ],
+)
+def test_a_failure_is_one_line_and_a_status(
+    error: BaseException, status: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STATEDRIFT_DEBUG", raising=False)
+    assert failures.status_of_failure(error) == status
+    assert capsys.readouterr() == ("", words)
+
+
+def test_a_traceback_of_our_own_fault_is_shown_only_when_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise ZeroDivisionError("a planted fault")
+
+    monkeypatch.setattr("statedrift.cli.inventory.families_text", broken)
+    for debug, has_traceback in (("0", False), ("1", True)):
+        monkeypatch.setenv("STATEDRIFT_DEBUG", debug)
+        assert application.run(["families"]) == 70
+        err = capsys.readouterr().err
+        assert ("Traceback" in err) is has_traceback
+        assert err.rstrip().split("\n")[-1].startswith("statedrift: internal fault: ZeroDivisionError: a planted fault")
+
+
+def test_an_interrupt_is_clean(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("statedrift.cli.inventory.families_text", interrupted)
+    assert application.run(["families"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+PROGRESS = Progress(12.34, 2412, 30000, 0.871, 2, 3.25, 1, "fuzzing")
+
+
+def test_plain_progress_is_one_line_in_ten_seconds() -> None:
+    now = 0.0
+    lines: list[str] = []
+    show = plain_progress(lambda: now, lines.append)
+    for step in range(31):
+        now = float(step)
+        show(PROGRESS)
+    assert len(lines) == 30 // PLAIN_SECONDS
+    assert lines[0] == (
+        "phase=fuzzing seconds=12.3 programs=2412 operations=30000 accepted_share=0.871 findings=2 last_finding_seconds=3.2 unknown=1"
+    )
+
+
+def test_the_live_line_says_the_same_in_words() -> None:
+    assert live_line(PROGRESS) == "fuzzing  12 s · 2,412 programs · 87 % accepted · 2 findings · last at 3 s · 1 unknown"
+    assert live_line(msgspec.structs.replace(PROGRESS, phase="noise")) == "measuring the noise floor"
+
+
+def test_colour_adds_nothing_but_colour() -> None:
+    text = "1 wrong-output · llamacpp 1 · lfm2\n    1  decode 0:1  accepted\n  > 2  decode 0:1  logits off\n"
+    painted = output.painted(text)
+    assert painted != text
+    assert painted.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "") == text
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colour_can_be_turned_off(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.wants_colour()
+    monkeypatch.setenv(name, value)
+    assert not output.wants_colour()
+
+
+def test_a_reserved_output_keeps_native_writes_away(capfd: pytest.CaptureFixture[str]) -> None:
+    import os
+
+    with output.standard_output_reserved():
+        os.write(1, b"a native library speaks\n")
+    output.say("{}\n")
+    assert capfd.readouterr() == ("{}\n", "a native library speaks\n")
+
+
+def test_every_family_is_listed_with_its_rows() -> None:
+    text = families_text()
+    for family in FAMILIES.values():
+        assert f"\n{family.name}  " in "\n" + text
+    assert "state rows  convolution 64, recurrent 0 elements a layer and sequence" in text
+
+
+def broken_target(problem: Callable[[], str]) -> object:
+    class Broken:
+        name, isolated, families, poison, undocumented = "broken", False, ("lfm2",), False, ()
+
+        def version(self) -> str:
+            return "0"
+
+        def describe(self) -> str:
+            return problem()
+
+        def open(self, model: object, configuration: object) -> object:
+            raise UnavailableError("no memory for it")
+
+    return Broken()
+
+
+def test_a_target_that_is_not_there_says_why_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise UnavailableError("target broken is not available: a library is missing. pip install it")
+
+    monkeypatch.setattr("statedrift.cli.inventory.target_names", lambda: ("broken", "other", "half"))
+    targets = {"broken": broken_target(missing), "other": broken_target(lambda: str(1 // 0)), "half": broken_target(lambda: "version 0")}
+    monkeypatch.setattr("statedrift.cli.inventory.load_target", lambda name: targets[name])
+    lines = targets_text()
+    assert "broken  not available: target broken is not available: a library is missing." in lines
+    assert "other  not available: ZeroDivisionError" in lines
+    assert "half  available  version 0\n  lfm2  not available: no memory for it" in lines
+
+
+def test_throughput_shares_are_of_the_time_of_all_jobs() -> None:
+    text = throughput_text(ACCOUNT)
+    assert "programs" in text
+    assert "10.0/s" in text
+    assert "300/s" in text
+    assert "running" in text
+    assert "50.0 %" in text
+    assert "2 x 10.00 s" in text

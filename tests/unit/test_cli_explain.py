@@ -1,0 +1,113 @@
+"""`explain` shows what was sent, said and true, and stops where they part."""
+
+import msgspec
+import numpy as np
+import pytest
+from statedrift.cli.explaining import ledger_text, step_lines
+from statedrift.fuzz.execution import Run, execute
+from statedrift.fuzz.judgement import judge
+from statedrift.fuzz.trial import Trial
+from statedrift.spec.programs import parse_program
+from statedrift.spec.verdicts import Outcome, Verdict
+from statedrift.targets.numba import TARGET
+
+TOLERANCE = 1e-3
+PROGRAM = parse_program(
+    "model lfm2 seed=0; cache n_seq_max=2; decode 0:10; share 0 1; save 0 a; drop 0; restore b 0; restore a 0; shift 0 5; "
+    "remove 0 2 4; decode 0:1 1:2; rollback 1 1; reopen"
+)
+
+
+def trial_of(run: Run) -> Trial:
+    verdict = judge(PROGRAM.model, [run], TOLERANCE)[0]
+    return Trial(PROGRAM, run, verdict, None, TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return execute(PROGRAM, TARGET)
+
+
+def facts(lines: list[str], number: int) -> dict[str, str]:
+    """The labelled lines of step `number`."""
+    start = next(index for index, line in enumerate(lines) if line[4:].startswith(f"{number}  "))
+    step: dict[str, str] = {}
+    for line in lines[start + 1 :]:
+        if not line:
+            break
+        if line[7] != " ":
+            label, _, value = line.strip().partition(" ")
+            step[label] = value.strip()
+    return step
+
+
+def test_every_step_of_a_right_program_is_shown(run: Run) -> None:
+    lines = step_lines(trial_of(run))
+    assert not any(line.startswith("  >") for line in lines)
+    assert facts(lines, 1)["sent"].startswith("one batch: sequence 0 [")
+    assert facts(lines, 1)["sent"].endswith("at positions 0..9")
+    assert facts(lines, 1)["truth"].startswith("last positions 0:9; 10 output rows off by at most")
+    assert facts(lines, 2) == {
+        "sent": "copy all of sequence 0 to sequence 1",
+        "contract": "must be accepted: a whole sequence can always be shared",
+        "said": "accepted; last positions 0:9 1:9",
+        "truth": "last positions 0:9 1:9",
+    }
+    assert facts(lines, 4)["truth"] == "last positions 1:9"
+    assert facts(lines, 5) == {"contract": "not sent: slot b holds no saved sequence", "said": "skipped"}
+    assert facts(lines, 7)["contract"].startswith("refused without a call")
+    assert facts(lines, 8)["contract"] == "must be refused: a state cannot forget its middle"
+    assert facts(lines, 10)["truth"] == "last positions 0:10 1:10"
+    assert facts(lines, 11)["truth"] == "last positions all empty"
+
+
+def test_a_wrong_row_is_shown_against_the_true_one(run: Run) -> None:
+    data, width = run.rows[8]
+    rows = np.frombuffer(data, np.float32).reshape(-1, width).copy()
+    rows[2, 7] = 99.0
+    trial = trial_of(msgspec.structs.replace(run, rows={**run.rows, 8: (rows.tobytes(), width)}))
+    lines = step_lines(trial)
+    assert trial.verdict.kind == "wrong-output"
+    assert [line for line in lines if line.startswith("  >")] == ["  > 9  decode 0:1 1:2"]
+    step = facts(lines, 9)
+    assert step["parted"].startswith("wrong-output (sequence 1, position 11, relation other): logits off by")
+    assert step["given"].startswith("likeliest tokens 7 (99.000)")
+    assert "7 (99" not in step["expected"]
+    assert step["worst"].startswith("number 7: expected ")
+    assert not any(line[4:].startswith("10  ") for line in lines)
+
+
+def test_a_row_that_is_not_a_number_can_be_shown(run: Run) -> None:
+    data, width = run.rows[8]
+    rows = np.frombuffer(data, np.float32).reshape(-1, width).copy()
+    rows[0, :] = np.nan
+    step = facts(step_lines(trial_of(msgspec.structs.replace(run, rows={**run.rows, 8: (rows.tobytes(), width)}))), 9)
+    assert step["parted"].startswith("nonfinite")
+    assert "nan" in step["worst"]
+
+
+@pytest.mark.parametrize(
+    ("index", "word", "verdict", "label", "value"),
+    [
+        (3, "accepted", Verdict("wrong-position", 3, 0, 9, "self"), "expected", "last positions 1:9"),
+        (7, "refused", Verdict("partial-effect", 7, 0, 3, "self"), "expected", "refused, and nothing changed"),
+        (7, "accepted", Verdict("false-success", 7, 0, None, "self"), "expected", "refused, and nothing changed"),
+        (2, "refused", Verdict("bad-refusal", 2, 0, None, "self"), "expected", "accepted"),
+        (2, "crash", Verdict("crash", 2, 0, None, "self"), "expected", "accepted"),
+    ],
+)
+def test_where_they_part_both_sides_are_shown(run: Run, index: int, word: str, verdict: Verdict, label: str, value: str) -> None:
+    last = msgspec.structs.replace(run.steps[index], outcome=Outcome(word))  # type: ignore[arg-type]
+    cut = msgspec.structs.replace(run, steps=(*run.steps[:index], last), verdict=verdict, spans=(), rows={})
+    lines = step_lines(Trial(PROGRAM, cut, verdict, None, TOLERANCE))
+    assert facts(lines, index + 1)[label] == value
+
+
+def test_a_program_of_which_nothing_is_known_says_so() -> None:
+    lines = step_lines(Trial(PROGRAM, None, Verdict("harness-error", reason="it broke"), None, TOLERANCE))
+    assert lines == ["  nothing is known of its steps: it broke"]
+
+
+def test_last_positions_leave_empty_sequences_out() -> None:
+    assert ledger_text([3, -1, 0]) == "0:3 2:0"
+    assert ledger_text([-1, -1]) == "all empty"
