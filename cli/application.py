@@ -154,16 +154,19 @@ def doctor(target: OptionalTarget = None) -> int:
 
 @bench.command()
 def throughput(
-    target: Annotated[str, typer.Option("--target", metavar="TARGET", help="A target's name, or module:attribute.")] = "numba",
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="TARGET", help="Measure this target; may be given several times. Else numba, and llamacpp if it is here."),
+    ] = None,
     family: FamilyOption = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="How long to measure.")] = 10.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="How long to measure each target and family.")] = 20.0,
     seed: SeedOption = 0,
-    jobs: JobsOption = 1,
+    write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the report as Markdown.")] = None,
 ) -> int:
-    """Measure programs and operations per second, and where the time goes."""
+    """Measure programs per second on one core, beside a naive test."""
     from .throughput import throughput_command
 
-    return throughput_command(target, tuple(family or ()), seconds, seed, jobs)
+    return throughput_command(tuple(target or ()), tuple(family or ()), seconds, seed, write)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

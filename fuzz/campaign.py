@@ -10,6 +10,7 @@ Rules
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,7 +25,17 @@ from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare
 from ..store.findings import Finding, write_finding
 from .reduction import Reduction, reduce_trial
 from .reproduction import reproduction_script
-from .shards import SHARD_PROGRAMS, Divergent, ShardResult, run_shard, run_shard_in_worker, shard_model, shard_programs, start_worker
+from .shards import (
+    SHARD_PROGRAMS,
+    Divergent,
+    ShardResult,
+    run_shard,
+    run_shard_in_worker,
+    settled_heap,
+    shard_model,
+    shard_programs,
+    start_worker,
+)
 from .signatures import enabling_operations
 from .titles import title_of
 from .trial import Bench, Trial, answers_of
@@ -67,12 +78,18 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class _Waiting(msgspec.Struct):
-    """A divergence that waits for its reduction."""
+    """A divergence that waits for its reduction.
+
+    is_generated  a program of the campaign; False for one that was met while another was reduced
+    counted       the finding (fine signature) that it counts for
+    """
 
     program_number: int
     seconds: float
     trial: Trial
     enabling: frozenset[str]
+    is_generated: bool = True
+    counted: str | None = None
 
 
 class _Findings:
@@ -94,13 +111,24 @@ class _Findings:
         assert coarse is not None
         explained = self.explanation(coarse, waiting.enabling)
         if explained is not None:
-            self.count(explained)
+            self.count(waiting, explained)
         if len(self.waiting[coarse]) < WAITING_MAX:
             self.waiting[coarse].append(waiting)
 
-    def count(self, fine: str) -> None:
+    def count(self, waiting: _Waiting, fine: str) -> None:
+        """A program counts for one finding: the one that it was reduced to, until then the one that explains it."""
+        if not waiting.is_generated or waiting.counted == fine:
+            return
+        self.discount(waiting)
         finding = self.by_signature[fine]
         self.by_signature[fine] = msgspec.structs.replace(finding, seen=finding.seen + 1, last_seen=_now())
+        waiting.counted = fine
+
+    def discount(self, waiting: _Waiting) -> None:
+        """It was not that finding after all."""
+        if waiting.counted is not None:
+            finding = self.by_signature[waiting.counted]
+            self.by_signature[waiting.counted] = msgspec.structs.replace(finding, seen=finding.seen - 1)
 
     def next_waiting(self, with_explained: bool) -> _Waiting | None:
         """The next divergence to reduce: the smallest that nothing explains, else (when asked) one that may hide another fault."""
@@ -124,6 +152,9 @@ class _Findings:
     def add_finding(self, coarse: str, finding: Finding, enabling: frozenset[str]) -> None:
         self.by_signature[finding.signature] = finding
         self.enabling[coarse].append((enabling, finding.signature))
+        for waiting in self.waiting[coarse]:
+            if waiting.counted is None and enabling <= waiting.enabling:
+                self.count(waiting, finding.signature)
 
 
 def _now() -> str:
@@ -205,6 +236,10 @@ class _Campaign:
                         shard += 1
                     if running:
                         yield msgspec.msgpack.decode(running.pop(0).result(), type=ShardResult)
+            except BrokenProcessPool:
+                raise UnavailableError(
+                    "a worker process ended by itself or was killed, perhaps for memory; fewer --jobs need less of it"
+                ) from None
             finally:
                 for future in running:
                     future.cancel()
@@ -256,9 +291,9 @@ class _Campaign:
         for other in reduction.others:
             if other.signature is not None and not self.findings.enabling[other.signature]:
                 enabling = enabling_operations(other.program, other.verdict)
-                self.findings.add_divergent(_Waiting(waiting.program_number, waiting.seconds, other, enabling))
+                self.findings.add_divergent(_Waiting(waiting.program_number, waiting.seconds, other, enabling, is_generated=False))
         if reduction.signature in self.findings.by_signature:
-            self.findings.count(reduction.signature)
+            self.findings.count(waiting, reduction.signature)
         else:
             self.keep(waiting, coarse, reduction)
         self.seconds_reducing += monotonic() - started
@@ -290,6 +325,7 @@ class _Campaign:
             log=trial.log,
             answers=answers_of(trial),
         )
+        self.findings.discount(waiting)  # the new finding has it for its first
         self.findings.add_finding(coarse, finding, enabling_operations(trial.program, trial.verdict))
         self.last_finding_seconds = self.seconds
         if self.settings.out is not None:
@@ -345,11 +381,12 @@ class _Campaign:
             complete = True
         except KeyboardInterrupt:
             pass  # the summary of what was done is still the answer
-        account = self.account(complete)
-        if self.settings.out is not None:
-            write_account(self.settings.out, account)
-            for finding in self.findings.by_signature.values():
-                self._rewrite(finding)
+        finally:  # also when the target cannot be used any more
+            account = self.account(complete)
+            if self.settings.out is not None:
+                write_account(self.settings.out, account)
+                for finding in self.findings.by_signature.values():
+                    self._rewrite(finding)
         return Campaign(account, tuple(self.findings.by_signature.values()))
 
     def _rewrite(self, finding: Finding) -> None:
@@ -371,5 +408,5 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()
-    with Bench(settings.target) as bench:
+    with Bench(settings.target) as bench, settled_heap():
         return _Campaign(settings, bench, on_progress).run()

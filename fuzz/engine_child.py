@@ -3,16 +3,23 @@
 Rules
 - The first process (the nursery) never runs a program: when a worker dies it reports how and forks the next one at once.
 - The worker runs a batch of programs and answers each with one frame; before every operation it writes where it is to a small
-  shared file, so that the place of a death is known.
-- File descriptor 1 is the protocol's alone: what the library prints goes to standard error, which is a file of the parent's.
+  shared file, so that the place of a death is known. Answers carry the number of their batch: a late one is not taken for another.
+- File descriptor 1 is the protocol's alone: what the library prints goes to standard error, which is a file of the parent's and
+  starts again with every program, so that a death shows its own words only.
+- When the parent ends, however it ends, nothing is left: the worker sees the end of its stream, and one that hangs is killed.
 - Forking is safe here because the nursery starts no thread and no device context.
 """
 
+import contextlib
 import faulthandler
+import gc
 import mmap
 import os
+import select
+import signal
 import struct
 import sys
+import traceback
 from pathlib import Path
 from typing import Literal
 
@@ -20,13 +27,22 @@ import msgspec
 
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program
+from ..spec.target import Target
 from ..targets.registry import load_target
 from .execution import Run, execute
 
-PLACE = struct.Struct("<qq")
-"""The shared file: number of the program in its batch, index of the operation; -1 before the first."""
-_LENGTH = struct.Struct("<I")
+PLACE = struct.Struct("<qqq")
+"""The shared file: number of the batch, of the program in it, index of the operation; -1 before the first."""
+LENGTH = struct.Struct("<I")
 FRAME_BYTES_MAX = 1 << 31
+_GRACE_SECONDS = 1.0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A batch of programs; batches are numbered."""
+
+    batch: int
+    programs: tuple[Program, ...]
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -50,13 +66,20 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """The answer to the next program of a batch."""
+
+    batch: int
+    answer: Ran | Failed
+
+
 class Died(msgspec.Struct, frozen=True, tag="died"):
     """The worker died: its exit code, or minus the signal."""
 
     code: int
 
 
-Frame = Ready | Ran | Failed | Died
+Frame = Ready | Answered | Failed | Died
 
 
 def read_exactly(descriptor: int, size: int) -> bytes:
@@ -72,38 +95,83 @@ def read_exactly(descriptor: int, size: int) -> bytes:
 
 def read_frame(descriptor: int) -> bytes | None:
     """The next frame's body; None at the end of the stream."""
-    head = read_exactly(descriptor, _LENGTH.size)
-    if len(head) < _LENGTH.size:
+    head = read_exactly(descriptor, LENGTH.size)
+    if len(head) < LENGTH.size:
         return None
-    (size,) = _LENGTH.unpack(head)
+    (size,) = LENGTH.unpack(head)
     body = read_exactly(descriptor, size)
     return body if len(body) == size else None
 
 
 def write_frame(descriptor: int, body: bytes) -> None:
     """Write one frame, whole."""
-    data = memoryview(_LENGTH.pack(len(body)) + body)
+    data = memoryview(LENGTH.pack(len(body)) + body)
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def _serve(target_name: str, requests: int, answers: int, place: mmap.mmap) -> None:
+def _answer(program: Program, target: Target, place: mmap.mmap, batch: int, number: int) -> bytes:
+    """Run one program; the frame that answers it."""
+    answer: Ran | Failed
+    try:
+        answer = Ran(execute(program, target, lambda index: PLACE.pack_into(place, 0, batch, number, index)))
+    except UsageError as error:
+        answer = Failed("usage", str(error))
+    except UnavailableError as error:
+        answer = Failed("unavailable", str(error))
+    except Exception as error:
+        answer = Failed("internal", f"{type(error).__name__}: {error}")
+    frame = msgspec.msgpack.encode(Answered(batch, answer))
+    if len(frame) > FRAME_BYTES_MAX:
+        return msgspec.msgpack.encode(Answered(batch, Failed("usage", f"its output rows are {len(frame)} bytes, too many to judge")))
+    return frame
+
+
+def _serve(target: Target, ready: bytes, requests: int, answers: int, place: mmap.mmap) -> None:
     """The worker: batches of programs in, one frame for each program out, until the parent closes the stream."""
-    target = load_target(target_name)
-    write_frame(answers, msgspec.msgpack.encode(Ready(os.getpid(), target.version(), target.describe())))
-    while (request := read_frame(requests)) is not None:
-        for number, program in enumerate(msgspec.msgpack.decode(request, type=tuple[Program, ...])):
-            PLACE.pack_into(place, 0, number, -1)
-            answer: Frame
-            try:
-                answer = Ran(execute(program, target, lambda index, number=number: PLACE.pack_into(place, 0, number, index)))  # type: ignore[misc]
-            except UsageError as error:
-                answer = Failed("usage", str(error))
-            except UnavailableError as error:
-                answer = Failed("unavailable", str(error))
-            except Exception as error:
-                answer = Failed("internal", f"{type(error).__name__}: {error}")
-            write_frame(answers, msgspec.msgpack.encode(answer))
+    write_frame(answers, ready)
+    while (body := read_frame(requests)) is not None:
+        request = msgspec.msgpack.decode(body, type=Request)
+        for number, program in enumerate(request.programs):
+            PLACE.pack_into(place, 0, request.batch, number, -1)
+            with contextlib.suppress(OSError):  # standard error is no file when somebody runs this by hand
+                os.ftruncate(2, 0)
+            write_frame(answers, _answer(program, target, place, request.batch, number))
+
+
+def _fork_worker(target: Target, version: str, description: str, requests: int, answers: int, place: mmap.mmap) -> tuple[int, int]:
+    """Fork a worker; its process, and a descriptor that hangs up when it ends."""
+    alive, held = os.pipe()
+    worker = os.fork()
+    if worker:
+        os.close(held)
+        return worker, alive
+    code = 1
+    try:
+        _serve(target, msgspec.msgpack.encode(Ready(os.getpid(), version, description)), requests, answers, place)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code & 0xFF)
+
+
+def _await_end(worker: int, alive: int, requests: int) -> tuple[int, bool]:
+    """Wait for the end of a worker: its exit code, and whether the parent has closed the request stream or is gone."""
+    watched = select.poll()
+    watched.register(alive, 0)  # only that it hangs up
+    watched.register(requests, 0)
+    if alive not in dict(watched.poll()):
+        watched.unregister(requests)
+        if not watched.poll(1000 * _GRACE_SECONDS):
+            os.kill(worker, signal.SIGKILL)
+    _, status = os.waitpid(worker, 0)
+    watched = select.poll()
+    watched.register(requests, 0)
+    return os.waitstatus_to_exitcode(status), bool(watched.poll(0))
 
 
 def main(target_name: str, place_path: str) -> None:
@@ -111,21 +179,26 @@ def main(target_name: str, place_path: str) -> None:
     requests, answers = 0, os.dup(1)
     os.dup2(2, 1)
     faulthandler.enable(all_threads=False)
+    failed = None
     try:
-        load_target(target_name).version()
-    except (UsageError, UnavailableError) as error:
-        kind: Literal["usage", "unavailable"] = "usage" if isinstance(error, UsageError) else "unavailable"
-        write_frame(answers, msgspec.msgpack.encode(Failed(kind, str(error))))
+        target = load_target(target_name)
+        version, description = target.version(), target.describe()
+    except UsageError as error:
+        failed = Failed("usage", str(error))
+    except UnavailableError as error:
+        failed = Failed("unavailable", str(error))
+    except Exception as error:
+        failed = Failed("unavailable", f"target {target_name} is not available: {type(error).__name__}: {error}")
+    if failed is not None:
+        write_frame(answers, msgspec.msgpack.encode(failed))
         return
+    gc.freeze()  # what is loaded now is never garbage: collections skip it, and its pages stay shared with the workers
     with Path(place_path).open("r+b") as file, mmap.mmap(file.fileno(), PLACE.size) as place:
         while True:
-            worker = os.fork()
-            if worker == 0:
-                _serve(target_name, requests, answers, place)
-                os._exit(0)
-            _, status = os.waitpid(worker, 0)
-            code = os.waitstatus_to_exitcode(status)
-            if code == 0:
+            worker, alive = _fork_worker(target, version, description, requests, answers, place)
+            code, is_over = _await_end(worker, alive, requests)
+            os.close(alive)
+            if is_over:
                 return
             write_frame(answers, msgspec.msgpack.encode(Died(code)))
 

@@ -6,8 +6,11 @@ Rules
 - An exception of the target other than UsageError and UnavailableError is the target's answer `error`, never lost.
 """
 
+import functools
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -98,37 +101,40 @@ def lay_out(pieces: tuple[Piece, ...], interleave: bool, outputs: Outputs) -> La
     newest = {sequence: number for number, piece in enumerate(pieces) for sequence in piece.sequences}
     last_pieces = set(newest.values())
     wanted = [
-        [outputs != "last" or (number in last_pieces and index == len(piece.tokens) - 1) for index in range(len(piece.tokens))]
+        [True] * len(piece.tokens) if outputs != "last" else [False] * (len(piece.tokens) - 1) + [number in last_pieces]
         for number, piece in enumerate(pieces)
     ]
-    order = [(number, index) for number, piece in enumerate(pieces) for index in range(len(piece.tokens))]
+    tokens = [token for piece in pieces for token in piece.tokens]
+    positions = [piece.first_position + index for piece in pieces for index in range(len(piece.tokens))]
+    sequences = [piece.sequences for piece in pieces for _ in piece.tokens]
+    asked = [want for piece_wanted in wanted for want in piece_wanted]
+    order: Sequence[int] = range(len(tokens))
     if interleave and all(len(piece.sequences) == 1 for piece in pieces):
-        order = _round_robin(pieces, order)
-    places = [[-1] * len(piece.tokens) for piece in pieces]
-    row_count = 0
-    for number, index in order:
-        if wanted[number][index]:
-            places[number][index] = row_count
-            row_count += 1
+        order = _round_robin(sequences)
+        tokens, positions = [tokens[place] for place in order], [positions[place] for place in order]
+        sequences = [sequences[place] for place in order]
+    places = [-1] * len(asked)
+    for row, place in enumerate(place for place in order if asked[place]):
+        places[place] = row
+    ends = list(accumulate((len(piece.tokens) for piece in pieces), initial=0))
     batch = Batch(
-        tokens=np.array([pieces[number].tokens[index] for number, index in order], dtype=np.int32),
-        positions=np.array([pieces[number].first_position + index for number, index in order], dtype=np.int32),
-        sequences=tuple(pieces[number].sequences for number, _ in order),
-        wanted=np.array([wanted[number][index] for number, index in order], dtype=bool),
+        tokens=np.array(tokens, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        sequences=tuple(sequences),
+        wanted=np.array([asked[place] for place in order], dtype=bool),
         outputs=outputs,
     )
-    return Layout(batch, places, wanted)
+    return Layout(batch, [places[start:end] for start, end in pairwise(ends)], wanted)
 
 
-def _round_robin(pieces: tuple[Piece, ...], order: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The first token of every sequence, then the second of every sequence, and so on."""
-    turns: dict[int, int] = {}
-    keyed = []
-    for number, index in order:
-        sequence = pieces[number].sequences[0]
-        turns[sequence] = turns.get(sequence, -1) + 1
-        keyed.append((turns[sequence], number, index))
-    return [(number, index) for _, number, index in sorted(keyed, key=lambda entry: entry[0])]
+def _round_robin(sequences: Sequence[tuple[int, ...]]) -> list[int]:
+    """The order that puts the first token of every sequence first, then the second of every sequence, and so on."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    turns = []
+    for ids in sequences:
+        turns.append(seen[ids])
+        seen[ids] += 1
+    return sorted(range(len(turns)), key=turns.__getitem__)
 
 
 def open_session(target: Target, model: Model, cache: CacheConfiguration) -> Session:
@@ -151,8 +157,13 @@ def _use_memory(session: Session, n_seq_max: int, vocabulary_size: int) -> None:
     capabilities = session.capabilities
     count = min(DIRTY_TOKEN_COUNT, capabilities.n_batch, capabilities.n_ctx or DIRTY_TOKEN_COUNT)
     for sequence in range(n_seq_max):
-        session.decode(_plain_batch(sequence, implicit_tokens(sequence, 0, count, DIRTY_SALT, vocabulary_size), 0))
+        session.decode(_dirty_batch(sequence, count, vocabulary_size))
     session.clear(False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dirty_batch(sequence: int, token_count: int, vocabulary_size: int) -> Batch:
+    return _plain_batch(sequence, implicit_tokens(sequence, 0, token_count, DIRTY_SALT, vocabulary_size), 0)
 
 
 def _plain_batch(sequence: int, tokens: tuple[int, ...], first_position: int) -> Batch:
@@ -269,7 +280,7 @@ class _Walk:
         return decoded.outcome
 
     def _keep_rows(self, index: int, pieces: tuple[Piece, ...], layout: Layout, decoded: Decoded) -> Outcome:
-        rows, expected = decoded.rows, (int(layout.batch.wanted.sum()), self.widths[layout.batch.outputs])
+        rows, expected = decoded.rows, (int(np.count_nonzero(layout.batch.wanted)), self.widths[layout.batch.outputs])
         if rows is None or rows.shape != expected or rows.dtype != np.float32:
             got = "no rows" if rows is None else f"rows {rows.shape} of {rows.dtype}"
             return Outcome("error", f"the decode was accepted with {got} instead of {expected} of float32")
@@ -296,14 +307,16 @@ class _Walk:
         slot = self.checker.ledger.slots[name]
         session = self.target.open(doubled(self.program.model), self.cache)
         try:
-            for sequence, log in slot.logs.items():
+            logs = slot.logs
+            if not slot.whole and slot.sequence >= self.cache.n_seq_max:  # a blob without a token has no width to be foreign by
+                logs = {0: slot.logs[slot.sequence]}
+            for sequence, log in logs.items():
                 if sequence < self.cache.n_seq_max:
                     for start in range(0, len(log.tokens), session.capabilities.n_batch):
                         session.decode(_plain_batch(sequence, log.tokens[start : start + session.capabilities.n_batch], start))
             if slot.whole:
                 return session.save_all()[1]
-            sequence = slot.sequence if slot.sequence < self.cache.n_seq_max else 0
-            return session.save(sequence, slot.partial, slot.device)[1]
+            return session.save(next(iter(logs)), slot.partial, slot.device)[1]
         finally:
             session.close()
 

@@ -3,7 +3,8 @@
 Rules
 - Every step keeps the coarse signature, and for wrong rows an error well above the tolerance, so that it does not drift to noise.
 - A candidate is always smaller by `cost`, so the search ends; it ends at a fixpoint (or at its time limit).
-- It does not slip to a finding that is already known: a candidate whose operations are those of a known finding is not taken.
+- It does not slip to a finding that is already known: what a known finding needs is left out first, where the divergence stays,
+  and a candidate whose operations are those of a known finding is not taken.
   If nothing else explains the program in the end, it was that finding, and says so.
 - Other signatures met on the way are kept for the caller.
 """
@@ -17,6 +18,7 @@ from ..spec.configuration import CACHE_KEYS, CacheConfiguration
 from ..spec.errors import UsageError
 from ..spec.models import Model
 from ..spec.operations import (
+    OPEN,
     AnyOperation,
     Cancel,
     Damage,
@@ -38,12 +40,14 @@ from ..spec.operations import (
 )  # fmt: skip
 from ..spec.programs import Program, check_program, program_text
 from .retrace import undocumented_uses
-from .signatures import fine_signature
+from .signatures import enabling_name, enabling_operations, fine_signature
 from .trial import Bench, Trial
 
 BATCH_CANDIDATES = 8
 ERROR_FLOOR_TOLERANCES = 10.0
 ERROR_FLOOR_SHARE = 0.1
+DECORATION_SECONDS = 5.0
+"""At least so long a program that is reduced is compared with what is known, even when its own time is over."""
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -72,7 +76,7 @@ class Reduction(msgspec.Struct, frozen=True):
 def _rank(operation: AnyOperation) -> int:
     """Forms that are less plain than another form of the same thing."""
     match operation:
-        case Remove():
+        case Remove() | Cancel():
             return 1
         case Save(partial=partial, device=device):
             return partial + device
@@ -80,6 +84,25 @@ def _rank(operation: AnyOperation) -> int:
             return ("truncate", "header", "flip", "foreign").index(how)
         case Shift(delta=delta):
             return int(delta < 0)
+        case _:
+            return 0
+
+
+def _numbers(operation: AnyOperation) -> int:
+    """How large the numbers of an operation are, apart from sequences, tokens and salts."""
+    match operation:
+        case Rollback(token_count=token_count):
+            return token_count
+        case Remove(start=start, end=end) | Share(start=start, end=end):
+            return abs(start) + abs(end)
+        case Shift(delta=delta):
+            return abs(delta)
+        case Divide(divisor=divisor):
+            return divisor
+        case Cancel(at=at):
+            return at
+        case Damage(amount=amount):
+            return amount
         case _:
             return 0
 
@@ -94,6 +117,7 @@ def cost(program: Program) -> tuple[int, ...]:
         sum(len(item.sequences) for item in items),
         sum(map(_rank, program.operations)),
         sum(item.token_count for item in items),
+        sum(map(_numbers, program.operations)),
         sum(item.tokens is not None for item in items),
         sum(getattr(program.cache, key) != getattr(default, key) for key in CACHE_KEYS) + len(program.model.dimensions),
         sum(item.salt for item in items) + program.model.seed,
@@ -112,7 +136,7 @@ def _with_operations(program: Program, operations: Sequence[AnyOperation]) -> Pr
 def _without_chunks(program: Program) -> Iterator[Program]:
     """Leave out runs of operations: halves, quarters, ... single ones, from the end."""
     operations = program.operations
-    size = len(operations) // 2
+    size = max(1, len(operations) // 2)
     while size >= 1:
         for start in range(len(operations) - size, -1, -size):
             yield _with_operations(program, operations[:start] + operations[start + size :])
@@ -140,6 +164,8 @@ def _plainer(operation: AnyOperation) -> Iterator[AnyOperation]:
     match operation:
         case Remove(sequence=sequence):
             yield from (Rollback(sequence, count) for count in (1, 2, 3))
+        case Cancel(items=items):
+            yield Decode(items)
         case Share(start=start, end=end) if (start, end) != (-1, -1):
             yield Share(operation.source, operation.destination)
         case Save(partial=partial, device=device) if partial or device:
@@ -201,7 +227,7 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
             yield from (
                 msgspec.structs.replace(operation, start=smaller)
                 for smaller in sorted({0, 1, start // 2, start - 1})
-                if 0 <= smaller < start
+                if 0 <= smaller < start or (start == OPEN and smaller == 0)
             )
             yield from (
                 msgspec.structs.replace(operation, end=smaller)
@@ -217,7 +243,7 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
 
 
 def _simpler_surroundings(program: Program) -> Iterator[Program]:
-    """Defaults for the model and for every cache key; where a default does not do, the smallest number of sequences that does."""
+    """Defaults for the model and for every cache key."""
     default = CacheConfiguration()
     if program.model.dimensions or program.model.seed:
         yield msgspec.structs.replace(program, model=Model(program.model.family))
@@ -320,7 +346,7 @@ class _Search:
         self.error_floor = 0.0
         if start.verdict.error is not None and start.verdict.kind == "wrong-output":
             self.error_floor = min(
-                start.verdict.error, max(ERROR_FLOOR_TOLERANCES * start.tolerance, ERROR_FLOOR_SHARE * start.verdict.error)
+                start.verdict.error / 2, max(ERROR_FLOOR_TOLERANCES * start.tolerance, ERROR_FLOOR_SHARE * start.verdict.error)
             )
 
     def keeps(self, trial: Trial) -> bool:
@@ -354,7 +380,37 @@ class _Search:
     def _try(self, batch: list[Program], accept: Callable[[Trial], bool]) -> Trial | None:
         trials = self.bench.try_programs(batch)
         self.tried += len(trials)
-        return next((trial for trial in trials if self.keeps(trial) and accept(trial)), None)
+        for number, trial in enumerate(trials):
+            if self.keeps(trial) and accept(trial):
+                self.seen.difference_update(map(program_text, batch[number + 1 :]))  # nobody looked at these
+                return trial
+        return None
+
+    def leave_known(self) -> None:
+        """Where the divergence stays without an operation that a known finding needs, go on from there: it is another one.
+
+        (The plain search would as often leave out what the other one needs.)
+        """
+        while any(self._needs(fine) <= self._words() for fine in self.known):
+            without = [self._without(name) for fine in sorted(self.known) for name in sorted(self._needs(fine) - {"decode"})]
+            found = self.first_that_keeps(without, lambda trial: not self.is_known(trial))
+            if found is None:
+                return
+            self.take(found)
+
+    @staticmethod
+    def _needs(fine: str) -> frozenset[str]:
+        """The operations before the divergence in a fine signature."""
+        return frozenset(word for word in fine.rpartition(" after ")[2].split("+") if " after " in fine)
+
+    def _words(self) -> frozenset[str]:
+        return enabling_operations(self.best.program, self.best.verdict)
+
+    def _without(self, name: str) -> Program:
+        before = self.best.verdict.operation_index or 0
+        operations = self.best.program.operations
+        kept = [operation for number, operation in enumerate(operations) if number >= before or enabling_name(operation) != name]
+        return _with_operations(self.best.program, kept)
 
     def to_fixpoint(self) -> None:
         """Take smaller programs, clear of known findings, until none is left."""
@@ -398,10 +454,12 @@ def reduce_trial(
     """Reduce a diverging trial. `known`: fine signatures of findings there are already; `on_step` is told of every smaller program."""
     search = _Search(start, bench, known, seconds_max, on_step)
     search.take(start)
+    search.leave_known()
     search.to_fixpoint()
     if known and not search.is_known(search.best):
         # nothing more can go without becoming a known finding: if something can still go, it was that finding with decoration
         search.seen.clear()
+        search.deadline = max(search.deadline, monotonic() + DECORATION_SECONDS)
         size = cost(search.best.program)
         smaller = (program for program in candidates(search.best.program) if cost(program) < size)
         decoration = search.first_that_keeps(smaller, search.is_known)

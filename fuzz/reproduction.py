@@ -4,10 +4,11 @@ Rules
 - For llama.cpp the script needs only llama-cpp-python, gguf and NumPy: it makes the tiny model, makes the very calls that were made,
   and compares with a fresh decode of the same tokens, or with what had to be answered.
 - It exits 1 when the fault shows, 0 when not and 2 when it could not run, so that it can be bisected with.
+- The calls come first, then what they are made of: who opens it sees on one screen what is done and what is wrong.
 - For other targets it is two lines over statedrift's own replay.
 """
 
-import pprint
+import re
 from importlib import resources
 
 from ..oracle.contract import Checker
@@ -43,7 +44,7 @@ from .execution import lay_out
 from .retrace import Moment, retrace
 from .trial import Trial
 
-_MARK = "# --- prelude ---\n"
+_IMPORTS, _FUNCTIONS = "# --- imports ---\n", "# --- functions ---\n"
 _PARTIAL_ONLY, _ON_DEVICE = 1, 2
 
 
@@ -53,6 +54,19 @@ _ENDING = """if __name__ == "__main__":
     except Exception as error:
         print(f"could not run: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
+"""
+_ENDING_OF_A_DEATH = """if __name__ == "__main__":
+    if "--here" in sys.argv:
+        program()
+        sys.exit(0)
+    try:
+        ended = subprocess.run([sys.executable, __file__, "--here", *sys.argv[1:]], timeout=60).returncode
+    except subprocess.TimeoutExpired:
+        print("the process that ran the program gave no answer within 60 s")
+        sys.exit(1)
+    print(f"the process that ran the program ended with {ended} (0 is right)")
+    died = ended < 0 or ended >= 128  # by a signal; anything else is not the fault that was seen
+    sys.exit(1 if died else 2 if ended else 0)
 """
 
 
@@ -65,8 +79,10 @@ def reproduction_script(finding: Finding, trial: Trial) -> str:
 
 def _head(finding: Finding, needs: str) -> str:
     indented = "".join(f"    {line}\n" for line in program_text(finding.program).splitlines())
+    reason = finding.verdict.reason.replace('"""', '"')
     return (
-        f'#!/usr/bin/env python3\n"""{finding.title}\n\n{finding.signature}\nseen with {finding.version}; program {program_id(finding.program)}:\n\n'
+        f'#!/usr/bin/env python3\n"""{finding.title}\n\n{reason}\n{finding.signature}\n'
+        f"seen with {finding.version}; program {program_id(finding.program)}:\n\n"
         f'{indented}\n{needs}\nExits 1 when the fault shows, 0 when it does not, 2 when it could not run.\n"""\n\n'
     ).replace("\\", "\\\\")
 
@@ -80,10 +96,27 @@ def _replay_script(finding: Finding) -> str:
 
 
 def _llamacpp_script(finding: Finding, trial: Trial) -> str:
-    prelude = (resources.files(__package__) / "reproduction_prelude.py").read_text().split(_MARK, 1)[1]
+    prelude = (resources.files(__package__) / "reproduction_prelude.py").read_text().split(_IMPORTS, 1)[1]
+    imports, functions = prelude.split(_FUNCTIONS, 1)
     body = _Body(finding, trial)
-    needs = "Needs only: pip install llama-cpp-python gguf numpy"
-    return _head(finding, needs) + "import subprocess\nimport sys\n" + prelude + "\n\n" + body.model_data() + "\n\n" + body.main()
+    calls, ending = body.calls()
+    needs = "Needs only: pip install llama-cpp-python gguf numpy. With --verbose the library speaks, too."
+    parts = [calls.strip(), *_needed(functions, calls), body.model_data().strip(), ending.strip()]
+    if body.is_death:
+        imports = imports.replace("import sys\n", "import subprocess\nimport sys\n")
+    return _head(finding, needs) + "\n\n\n".join([imports.strip(), *parts]) + "\n"
+
+
+def _needed(functions: str, calls: str) -> list[str]:
+    """The functions that the calls need, directly or through others, in their order."""
+    blocks = [block.strip() for block in functions.split("\n\n\n") if block.strip()]
+    names = [block.removeprefix("def ").partition("(")[0] for block in blocks]
+    needed: set[str] = set()
+    text = calls
+    while new := {name for name in names if re.search(rf"\b{name}\(", text)} - needed:
+        needed |= new
+        text = "\n".join(block.partition(":\n")[2] for block, name in zip(blocks, names, strict=True) if name in needed)
+    return [block for block, name in zip(blocks, names, strict=True) if name in needed]
 
 
 def _tensor_lines(model: Model) -> list[str]:
@@ -121,17 +154,18 @@ class _Body:
 
     @staticmethod
     def _data(prefix: str, model: Model) -> str:
-        metadata = pprint.pformat(family_of(model).gguf_metadata(dimensions_of(model)), sort_dicts=False, width=120)
+        metadata = "".join(f"    {key!r}: {value!r},\n" for key, value in family_of(model).gguf_metadata(dimensions_of(model)).items())
         tensors = "\n".join(_tensor_lines(model))
         return (
-            f"{prefix}METADATA = {metadata}\n"
+            f"{prefix}METADATA = {{\n{metadata}}}\n"
             "# GGUF name, name that keys the draw, drawn shape, distribution, scale, offset, shape, transform\n"
             f"{prefix}TENSORS = [\n{tensors}\n]\n"
         )
 
     # --- calls -------------------------------------------------------------------------------------------------------------
 
-    def main(self) -> str:
+    def calls(self) -> tuple[str, str]:
+        """The function that makes the calls and compares, and the end of the script."""
         self._open(self.cache)
         wrong_row = self.verdict.kind in ("wrong-output", "nonfinite")
         last = self.verdict.operation_index or 0
@@ -150,23 +184,11 @@ class _Body:
                     self._compare_answer(moment)
                 break
         if self.is_death:
-            return self._main_of_a_death()
-        body = "\n".join(f"    {line}" if line else "" for line in self.lines)
-        return f"def main():\n{body}\n\n\n{_ENDING}"
+            return "def program():\n" + self._body(), _ENDING_OF_A_DEATH
+        return 'def main():\n    """Returns 1 when the fault shows."""\n' + self._body(), _ENDING
 
-    def _main_of_a_death(self) -> str:
-        body = "\n".join(f"    {line}" for line in self.lines)
-        seconds = 60
-        return (
-            f"def program():\n{body}\n\n\n"
-            'if __name__ == "__main__":\n'
-            '    if sys.argv[1:] == ["--here"]:\n'
-            "        program()\n        sys.exit(0)\n"
-            f'    ended = subprocess.run([sys.executable, __file__, "--here"], timeout={seconds}).returncode\n'
-            '    print(f"the process that ran the program ended with {ended} (0 is right)")\n'
-            "    died = ended < 0 or ended >= 128  # by a signal; anything else is not the fault that was seen\n"
-            "    sys.exit(1 if died else 2 if ended else 0)\n"
-        )
+    def _body(self) -> str:
+        return "\n".join(f"    {line}" if line else "" for line in self.lines) + "\n"
 
     def _open(self, cache: CacheConfiguration) -> None:
         """A context, over memory that was used before when the program asks for it."""
@@ -186,10 +208,8 @@ class _Body:
     def _context_changes(self, cache: CacheConfiguration) -> str:
         pool = self._pool(cache)
         changes = {"n_ctx": pool, "n_ubatch": cache.n_ubatch, "n_seq_max": cache.n_seq_max, "n_rs_seq": cache.n_rs_seq}
-        flags = {"kv_unified": bool(cache.unified), "swa_full": bool(cache.swa_full), "type_k": int(cache.kv == "f16")}
-        words = [f"{name}={value}" for name, value in changes.items()] + [
-            f"{name}={value}" for name, value in flags.items() if name != "type_k"
-        ]
+        flags = {"kv_unified": cache.unified, "swa_full": cache.swa_full}
+        words = [f"{name}={value}" for name, value in changes.items()] + [f"{name}=True" for name, value in flags.items() if value]
         if cache.kv == "f16":
             words += ["type_k=1", "type_v=1"]
         if cache.flash:
@@ -325,7 +345,7 @@ class _Body:
             f"code, rows = decode(open_context(model, {single}), [((0,), 0, log)]{embeddings})",
             "truth = rows[len(log) - 1]",
             "difference = float(np.max(np.abs(given - truth)))",
-            f"allowed = {self.tolerance:.3g} * (1 + float(np.sqrt(np.mean(truth**2))))",
+            f"allowed = {self.tolerance:.3g} * (1 + float(np.sqrt(np.mean(truth**2))))  # 20 times the rounding noise of plain decodings",
             'print("given", np.array2string(given[:8], precision=4))',
             'print("truth", np.array2string(truth[:8], precision=4))',
             'print(f"largest difference {difference:.4g}, allowed {allowed:.2g}")',

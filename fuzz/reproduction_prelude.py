@@ -1,24 +1,33 @@
-"""The first half of every repro.py for llama.cpp: a tiny model with random weights, a context, a decode.
+"""What every repro.py for llama.cpp begins and ends with: a tiny model with random weights, a context, a decode.
 
 Rules
 - This file is copied as text into a script that runs without statedrift: it imports nothing of it, only llama-cpp-python, gguf and NumPy.
+- A script gets the imports, then its own calls, then those functions of this file that it needs.
 - It is short, because people read it before they trust it.
 """
 
-# --- prelude ---
+# --- imports ---
 import ctypes
 import hashlib
 import os
+import sys
 import tempfile
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
-import gguf
-import llama_cpp.llama_cpp as llama
-import numpy as np
+try:
+    import gguf
+    import llama_cpp.llama_cpp as llama
+    import numpy as np
+except ImportError as error:
+    print(f"could not run: {error}", file=sys.stderr)
+    sys.exit(2)
 
 silent = llama.llama_log_callback(lambda level, text, data: None)  # kept: the library goes on calling it
-llama.llama_log_set(silent, None)
+if "--verbose" not in sys.argv:
+    llama.llama_log_set(silent, None)
+
+# --- functions ---
 
 
 def write_model(path, metadata, tensors, seed_words):
@@ -53,21 +62,28 @@ def load_model(metadata, tensors, seed_words):
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = 0
         parameters.load_mode = 0  # read, not mapped: the file is gone afterwards
-        return llama.llama_model_load_from_file(path.encode(), parameters)
+        model = llama.llama_model_load_from_file(path.encode(), parameters)
+    if not model:
+        raise RuntimeError("the library does not load the model; --verbose shows why")
+    return model
 
 
 def open_context(model, **changes):
-    """A context on one thread, with float32 attention cells and without flash attention unless `changes` say otherwise."""
+    """A context on one thread, with float32 attention cells, an own stream a sequence and no flash attention unless `changes` say otherwise."""
     parameters = llama.llama_context_default_params()
     parameters.n_batch = 4096
     parameters.n_threads = parameters.n_threads_batch = 1
     parameters.pooling_type = 0
     parameters.type_k = parameters.type_v = 0
     parameters.flash_attn_type = 0
+    parameters.kv_unified = parameters.swa_full = False
     parameters.offload_kqv = parameters.op_offload = False
     for name, value in changes.items():
         setattr(parameters, name, value)
-    return llama.llama_init_from_model(model, parameters)
+    context = llama.llama_init_from_model(model, parameters)
+    if not context:
+        raise RuntimeError("the library does not open the context; --verbose shows why")
+    return context
 
 
 def decode(context, items, embeddings=False, last_only=False, cancel_at=None):
@@ -82,7 +98,7 @@ def decode(context, items, embeddings=False, last_only=False, cancel_at=None):
             batch.seq_id[number][place] = sequence
         batch.logits[number] = embeddings or not last_only or number in newest.values()
     llama.llama_set_embeddings(context, embeddings)
-    chances = iter(range(cancel_at or 0))
+    chances = iter(range(cancel_at or 0))  # the library asks before every node of its graph whether to go on
     callback = llama.ggml_abort_callback(lambda data: cancel_at is not None and next(chances, None) is None)
     llama.llama_set_abort_callback(context, callback, None)
     code = llama.llama_decode(context, batch)

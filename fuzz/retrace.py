@@ -61,7 +61,7 @@ def _damaged_stand_in(blob: bytes, damage: Damage) -> bytes:
         words.remove(word)
     elif damage.how == "foreign":
         words = [word]
-    elif damage.how != "header" or word not in words:
+    else:
         words.append(word)
     return b" ".join(words)
 

@@ -33,6 +33,7 @@ START_SECONDS_MAX = 120.0
 CLOSE_SECONDS_MAX = 2.0
 LOG_LINES = 12
 LOG_BYTES_MAX = 1 << 26
+_LOG_END_BYTES = 1 << 16
 _LOOK_SECONDS = 0.5
 _IDLE_DEATHS_MAX = 3
 _KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -89,6 +90,11 @@ class Sandbox:
         self._poll.register(self._answers, select.POLLIN)
         self._ready = self._await_worker()
 
+    @property
+    def processes(self) -> tuple[int, int]:
+        """The ids of the child process and of its present worker."""
+        return self._process.pid, self._ready.process
+
     def _await_worker(self) -> Ready:
         try:
             frame = self._next_frame(START_SECONDS_MAX)
@@ -131,19 +137,27 @@ class Sandbox:
                 if not part:
                     raise _Lost
                 parts += part
-            elif left <= 0:
-                if parts:
+            elif left <= 0 or self._process.poll() is not None:  # a worker that outlives the child process is lost with it
+                if parts or left > 0:
                     raise _Lost
                 return None
-            if os.fstat(self._log.fileno()).st_size > LOG_BYTES_MAX:  # an engine that says one thing for ever
-                self._log.truncate(0)
+            self._cut_log()
         return bytes(parts)
+
+    def _cut_log(self) -> None:
+        """Keep only the end of a log that an engine fills for ever."""
+        if os.fstat(self._log.fileno()).st_size > LOG_BYTES_MAX:
+            end = self._log_end()
+            self._log.truncate(0)
+            self._log.write(end)
+
+    def _log_end(self) -> bytes:
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), _LOG_END_BYTES, max(0, size - _LOG_END_BYTES))
 
     def _last_words(self) -> tuple[str, ...]:
         """The last lines that the library or the interpreter wrote; of the interpreter's account of a death the cause and the call."""
-        size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), 65536, max(0, size - 65536))
-        lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._log_end().decode(errors="replace").splitlines() if line.strip()]
         fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), len(lines))
         call = next((line for line in lines[fatal:] if line.startswith("File ")), None)
         return (*lines[:fatal][-LOG_LINES:], *lines[fatal : fatal + 1], *([call] if call else []))
@@ -222,17 +236,16 @@ class Sandbox:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=grace_seconds)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._process.stdout.close()
 
     def close(self) -> None:
         """End the child process and remove its files."""
-        if hasattr(self, "_process"):
+        if hasattr(self, "_process") and not self._log.closed:
             self._end(CLOSE_SECONDS_MAX)
         self._log.close()
         self._place.close()

@@ -3,18 +3,25 @@
 Rules
 - The same seed and number give the same programs in any process; no two shards of a campaign share a seed.
 - All programs of a shard are of one model, so that they are judged together.
-- A worker process keeps one bench for all its shards.
+- A worker process keeps one bench for all its shards, leaves interrupts to the campaign's process, and ends with it.
 """
 
 import atexit
+import contextlib
+import gc
 import hashlib
+import os
+import signal
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from multiprocessing import parent_process
+from threading import Thread
 from time import perf_counter
 
 import msgspec
 
 from ..oracle.recompute import use_one_thread
+from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
 from ..spec.operations import operation_name
 from ..spec.programs import Program
@@ -101,20 +108,52 @@ def _light(trial: Trial) -> Trial:
     return msgspec.structs.replace(trial, run=msgspec.structs.replace(trial.run, spans=(), rows={}))
 
 
+@contextlib.contextmanager
+def settled_heap() -> Iterator[None]:
+    """Keep what is loaded now out of garbage collections: with PyTorch imported a full one takes a tenth of a second, and finds nothing."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 # --- in a worker process ---------------------------------------------------------------------------------------------------
 
 _bench: list[Bench] = []
+_why_none: list[str] = []
+
+
+def _end_with_parent() -> None:
+    """A worker that waits for work does not notice that nobody is left to give it any."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def start_worker(target_name: str, noise: bytes) -> None:
-    """Open the worker's bench; `noise` is the JSON of what the campaign's process measured."""
+    """Open the worker's bench; `noise` is the JSON of what the campaign's process measured.
+
+    Raises nothing for a target that cannot be used: the pool would only say that it is broken. The first shard says why.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
     use_one_thread()
-    bench = Bench(target_name)
+    try:
+        bench = Bench(target_name)
+    except (UsageError, UnavailableError) as error:
+        _why_none.append(str(error))
+        return
     atexit.register(bench.close)
     bench.set_noise(dict(msgspec.json.decode(noise, type=list[tuple[Model, Noise]])))
     _bench.append(bench)
+    gc.freeze()
 
 
 def run_shard_in_worker(seed: int, shard: int, families: tuple[str, ...], count: int) -> bytes:
-    """A shard's result as MessagePack."""
+    """A shard's result as MessagePack. Raises UnavailableError when the worker has no bench."""
+    if _why_none:
+        raise UnavailableError(f"a worker process cannot use the target: {_why_none[0]}")
     return msgspec.msgpack.encode(run_shard(_bench[0], seed, shard, families, count))

@@ -38,7 +38,8 @@ def crash_site(verdict: Verdict) -> str:
     words = verdict.reason.split("): ", 1)[-1]
     words = re.sub(r"\S*/", "", words)
     words = re.sub(r"0x[0-9a-fA-F]+|[0-9]+", "", words)
-    return re.sub(r"[^A-Za-z_<>=!&|(). -]+", " ", words).strip()[:80]
+    words = re.sub(r"[^A-Za-z_<>=!&|(). -]+", " ", words)
+    return " ".join(words.split())[:80].strip()
 
 
 def coarse_signature(target: str, program: Program, verdict: Verdict) -> str:

@@ -32,6 +32,8 @@ from .judgement import judge
 from .sandbox import Death, Sandbox
 from .signatures import coarse_signature
 
+CALIBRATION_PROGRAMS = 8
+
 
 class Trial(msgspec.Struct, frozen=True):
     """What a program came to on a target.
@@ -103,10 +105,15 @@ class Bench:
                 )
             noise = remembered_noise(self.target_name, self.version, model)
             if noise is None:
-                noise = measure_noise(model, lambda programs: [_plain_run(result) for result in self._run(programs)])
+                noise = measure_noise(model, self._run_plain)
                 remember_noise(self.target_name, self.version, model, noise)
             self._noise[model] = noise
         return self._noise[model]
+
+    def _run_plain(self, programs: Sequence[Program]) -> list[Run]:
+        """Runs of calibration programs, a few at a time: a target that fails at the first is not asked for all."""
+        some = (programs[start : start + CALIBRATION_PROGRAMS] for start in range(0, len(programs), CALIBRATION_PROGRAMS))
+        return [_plain_run(result) for batch in some for result in self._run(batch)]
 
     def set_noise(self, noise: dict[Model, Noise]) -> None:
         """Take over measurements that another process made."""

@@ -8,6 +8,7 @@ Rules
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -226,10 +227,10 @@ class Checker:
         return all(len(self.ledger.logs[sequence].tokens) + count <= n_ctx for sequence, count in added.items())
 
     def _demand_rollback(self, log: Log, token_count: int) -> Demand:
-        if token_count >= len(log.tokens):
-            return MUST_ACCEPT
         if log.divided:
             return Demand("skip", "positions were divided")
+        if token_count >= len(log.tokens):
+            return MUST_ACCEPT
         if log.unchecked:
             return MAY
         match self.capabilities.guarantee:
@@ -604,17 +605,17 @@ class Checker:
                 added[sequence] = added.get(sequence, ()) + piece.tokens
             if any(self.ledger.logs[sequence].unchecked or self.ledger.logs[sequence].silent for sequence in piece.sequences):
                 continue
-            chosen = [number for number, want in enumerate(piece_wanted) if want]
-            if chosen:
+            if any(piece_wanted):
+                indices = range(piece.first_index, piece.first_index + len(piece.tokens))
                 spans.append(
                     Span(
                         index,
                         lowest,
                         outputs == "embeddings",
                         log.tokens + added[lowest],
-                        tuple(piece.first_index + number for number in chosen),
+                        tuple(compress(indices, piece_wanted)),
                         piece.first_position - piece.first_index,
-                        tuple(piece_places[number] for number in chosen),
+                        tuple(compress(piece_places, piece_wanted)),
                         self._relation_of(lowest),
                     )
                 )

@@ -70,10 +70,14 @@ def prepare_folder(folder: Path) -> None:
     """Make sure that a campaign can be written to `folder`. Raises UsageError when it cannot, or when it holds something else."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; --out needs a folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    try:
+        is_empty = not folder.is_dir() or not any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}; choose another --out") from None
+    if not is_empty:
         raise UsageError(f"{folder} is not empty; choose another --out for a new campaign")
-    write_whole(folder / FINDINGS_FOLDER / ".probe", b"")
-    (folder / FINDINGS_FOLDER / ".probe").unlink()
+    write_whole(folder / ".probe", b"")
+    (folder / ".probe").unlink()
 
 
 def write_account(folder: Path, account: Account) -> None:

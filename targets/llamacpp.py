@@ -169,14 +169,12 @@ class LlamaSession:
 
     def _rows(self, batch: Batch, embeddings: bool) -> np.ndarray:
         """The wanted rows: float32 [wanted tokens, vocabulary or hidden width], in batch order as the library keeps them."""
-        if embeddings:
-            rows = np.empty((len(batch.tokens), self._loaded.output_width), np.float32)
-            source = self._call.llama_get_embeddings(self._context)
-        else:
-            rows = np.empty((np.count_nonzero(batch.wanted), self._loaded.vocabulary_size), np.float32)
-            source = self._call.llama_get_logits(self._context)
-        if rows.nbytes:
-            ctypes.memmove(rows.ctypes.data, source, rows.nbytes)
+        count = len(batch.tokens) if embeddings else int(np.count_nonzero(batch.wanted))
+        width = self._loaded.output_width if embeddings else self._loaded.vocabulary_size
+        if not count:
+            return np.empty((0, width), np.float32)
+        source = self._call.llama_get_embeddings(self._context) if embeddings else self._call.llama_get_logits(self._context)
+        rows = np.frombuffer(ctypes.string_at(source, 4 * count * width), np.float32).reshape(count, width)
         return rows[batch.wanted] if embeddings else rows
 
     def _check_batch(self, batch: Batch) -> None:
@@ -185,11 +183,13 @@ class LlamaSession:
             raise UsageError("`tokens` is empty; a decode needs at least one token")
         if not len(batch.positions) == len(batch.sequences) == len(batch.wanted) == token_count:
             raise UsageError("`positions`, `sequences` and `wanted` must be as long as `tokens`")
-        low, high = batch.tokens.min(), batch.tokens.max()
+        tokens: list[int] = batch.tokens.tolist()  # a batch is small: quicker than NumPy's reductions
+        low, high = min(tokens), max(tokens)
         if low < 0 or high >= self._loaded.vocabulary_size:
             raise UsageError(f"`tokens` must be from 0 to {self._loaded.vocabulary_size - 1}, not {low if low < 0 else high}")
-        if batch.positions.min() < 0:
-            raise UsageError(f"`positions` must not be negative, as {batch.positions.min()} is")
+        first = min(batch.positions.tolist())
+        if first < 0:
+            raise UsageError(f"`positions` must not be negative, as {first} is")
         for ids in batch.sequences:
             if ids not in self._address_of:
                 if not ids or len(set(ids)) != len(ids):

@@ -11,7 +11,6 @@ from statedrift.cli.fuzzing import checked_settings, status_of_campaign
 from statedrift.cli.inventory import families_text, targets_text
 from statedrift.cli.progress import PLAIN_SECONDS, live_line, plain_progress
 from statedrift.cli.replaying import finite, replay_object, status_of
-from statedrift.cli.throughput import throughput_text
 from statedrift.fuzz.campaign import Progress
 from statedrift.fuzz.trial import Trial
 from statedrift.spec.errors import UnavailableError, UsageError
@@ -242,13 +241,3 @@ def test_a_target_that_is_not_there_says_why_and_fails_nothing(monkeypatch: pyte
     assert "broken  not available: target broken is not available: a library is missing." in lines
     assert "other  not available: ZeroDivisionError" in lines
     assert "half  available  version 0\n  lfm2  not available: no memory for it" in lines
-
-
-def test_throughput_shares_are_of_the_time_of_all_jobs() -> None:
-    text = throughput_text(ACCOUNT)
-    assert "programs" in text
-    assert "10.0/s" in text
-    assert "300/s" in text
-    assert "running" in text
-    assert "50.0 %" in text
-    assert "2 x 10.00 s" in text
