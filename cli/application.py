@@ -156,7 +156,9 @@ def doctor(target: OptionalTarget = None) -> int:
 def throughput(
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", metavar="TARGET", help="Measure this target; may be given several times. Else numba, and llamacpp if it is here."),
+        typer.Option(
+            "--target", metavar="TARGET", help="Measure this target; may be given several times. Else numba, and llamacpp if it is here."
+        ),
     ] = None,
     family: FamilyOption = None,
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="How long to measure each target and family.")] = 20.0,

@@ -31,8 +31,8 @@ from ..spec.target import Target
 from ..targets.registry import load_target
 from .execution import Run, execute
 
-PLACE = struct.Struct("<qqq")
-"""The shared file: number of the batch, of the program in it, index of the operation; -1 before the first."""
+PLACE = struct.Struct("<qqqq")
+"""The shared file: the worker's process, number of the batch, of the program in it, index of the operation; -1 before the first."""
 LENGTH = struct.Struct("<I")
 FRAME_BYTES_MAX = 1 << 31
 _GRACE_SECONDS = 1.0
@@ -74,8 +74,9 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):
-    """The worker died: its exit code, or minus the signal."""
+    """A worker died: its process, and its exit code, or minus the signal."""
 
+    process: int
     code: int
 
 
@@ -113,8 +114,10 @@ def write_frame(descriptor: int, body: bytes) -> None:
 def _answer(program: Program, target: Target, place: mmap.mmap, batch: int, number: int) -> bytes:
     """Run one program; the frame that answers it."""
     answer: Ran | Failed
+    process = os.getpid()
+    PLACE.pack_into(place, 0, process, batch, number, -1)
     try:
-        answer = Ran(execute(program, target, lambda index: PLACE.pack_into(place, 0, batch, number, index)))
+        answer = Ran(execute(program, target, lambda index: PLACE.pack_into(place, 0, process, batch, number, index)))
     except UsageError as error:
         answer = Failed("usage", str(error))
     except UnavailableError as error:
@@ -133,7 +136,6 @@ def _serve(target: Target, ready: bytes, requests: int, answers: int, place: mma
     while (body := read_frame(requests)) is not None:
         request = msgspec.msgpack.decode(body, type=Request)
         for number, program in enumerate(request.programs):
-            PLACE.pack_into(place, 0, request.batch, number, -1)
             with contextlib.suppress(OSError):  # standard error is no file when somebody runs this by hand
                 os.ftruncate(2, 0)
             write_frame(answers, _answer(program, target, place, request.batch, number))
@@ -200,7 +202,7 @@ def main(target_name: str, place_path: str) -> None:
             os.close(alive)
             if is_over:
                 return
-            write_frame(answers, msgspec.msgpack.encode(Died(code)))
+            write_frame(answers, msgspec.msgpack.encode(Died(worker, code)))
 
 
 if __name__ == "__main__":

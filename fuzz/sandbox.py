@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
+from typing import Literal
 
 import msgspec
 
@@ -60,7 +61,7 @@ class Sandbox:
         self._folder = tempfile.TemporaryDirectory(prefix="statedrift-")
         folder = Path(self._folder.name)
         self._place = (folder / "place").open("w+b", buffering=0)
-        self._place.write(PLACE.pack(-1, -1, -1))
+        self._place.write(PLACE.pack(-1, -1, -1, -1))
         self._in_flight = folder / "in-flight.drift"
         self._log = (folder / "log").open("a+b", buffering=0)  # appending: it can be cut while the child writes
         try:
@@ -182,18 +183,18 @@ class Sandbox:
                     case Answered(batch=batch, answer=answer):
                         if batch == self._batch:  # what a stopped worker said at the last moment is too late
                             results.append(answer.run if isinstance(answer, Ran) else answer)
-                    case Died(code=code):
-                        batch, number, _ = self._read_place()
-                        if batch != self._batch and idle_deaths < _IDLE_DEATHS_MAX:  # nothing was running: the next worker takes the batch
+                    case Died(process=process, code=code):
+                        number, index = self._read_place(process)
+                        if number < 0 and idle_deaths < _IDLE_DEATHS_MAX:  # nothing was running: the next worker takes the batch
                             idle_deaths += 1
                             self._ready = self._await_worker()
                             continue
                         if not results or number == len(results):
-                            results.append(self._death(programs[len(results)], len(results), code, False))
+                            results.append(self._death(programs[len(results)], index, code))
                         self._ready = self._await_worker()
                         break
                     case None:
-                        results.append(self._stop_hanging(programs[len(results)], len(results)))
+                        results.append(self._stop_hanging(programs[len(results)]))
                         break
         except (_Lost, BrokenPipeError):
             words = self._last_words()
@@ -203,33 +204,38 @@ class Sandbox:
             self._start()
         return results
 
-    def _stop_hanging(self, program: Program, number: int) -> Death:
+    def _stop_hanging(self, program: Program) -> Death:
+        """Kill the worker. Raises _Lost when it had not even begun with the batch: that is no fault of the program's."""
+        process = self._ready.process
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._ready.process, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
         while not isinstance(frame := self._next_frame(START_SECONDS_MAX), Died):  # an answer at the last moment is still too late
             if frame is None:
                 raise _Lost
-        death = self._death(program, number, -signal.SIGKILL, True)
+        number, index = self._read_place(process)
+        if number < 0:
+            raise _Lost
+        verdict = _death_verdict("hang", program, index, f"no answer within {self.program_seconds_max:g} s")
+        death = Death(verdict, self._short_words())
         self._ready = self._await_worker()
         return death
 
-    def _read_place(self) -> tuple[int, int, int]:
-        """Batch, program and operation that the worker was at last."""
-        batch, number, index = PLACE.unpack(os.pread(self._place.fileno(), PLACE.size, 0))
-        return batch, number, index
+    def _read_place(self, process: int) -> tuple[int, int]:
+        """Program and operation at which a worker was in this batch; -1 when it had not begun with it."""
+        worker, batch, number, index = PLACE.unpack(os.pread(self._place.fileno(), PLACE.size, 0))
+        return (number, index) if (worker, batch) == (process, self._batch) else (-1, -1)
 
-    def _death(self, program: Program, number: int, code: int, stopped: bool) -> Death:
-        index = self._read_place()[2] if self._read_place()[:2] == (self._batch, number) else -1
-        operation_index = index if index >= 0 else None  # None: while opening the session
-        log = tuple(re.sub(r"(?<![\w.])/\S*/", "", line) for line in self._last_words())  # where it was built says nothing
-        if stopped:
-            return Death(_death_verdict("hang", program, operation_index, f"no answer within {self.program_seconds_max:g} s"), log)
+    def _death(self, program: Program, index: int, code: int) -> Death:
+        log = self._short_words()
         if -code in _KILLED_FROM_OUTSIDE:
-            return Death(Verdict("unknown", operation_index, reason="the process was killed from outside, perhaps for memory"), log)
-        cause = _cause_of(code)
-        return Death(
-            _death_verdict("crash", program, operation_index, f"the process died ({cause}): {_telling_line(log, code)}"[:300]), log
-        )
+            killed = Verdict("unknown", None if index < 0 else index, reason="the process was killed from outside, perhaps for memory")
+            return Death(killed, log)
+        reason = f"the process died ({_cause_of(code)}): {_telling_line(log, code)}"
+        return Death(_death_verdict("crash", program, index, reason[:300]), log)
+
+    def _short_words(self) -> tuple[str, ...]:
+        """The last words without folders: where a library was built says nothing."""
+        return tuple(re.sub(r"(?<![\w.])/\S*/", "", line) for line in self._last_words())
 
     def _end(self, grace_seconds: float) -> None:
         """End the child process and what it started."""
@@ -272,6 +278,9 @@ def _telling_line(log: Sequence[str], code: int) -> str:
     return (said or fatal)[-1]
 
 
-def _death_verdict(kind: str, program: Program, operation_index: int | None, reason: str) -> Verdict:
-    named = [] if operation_index is None else sorted(sequences_of(program.operations[operation_index]))
-    return Verdict(kind, operation_index, named[0] if named else None, relation="self", reason=reason)  # type: ignore[arg-type]
+def _death_verdict(kind: Literal["crash", "hang"], program: Program, index: int, reason: str) -> Verdict:
+    """A verdict at operation `index`; -1: while opening the session."""
+    if index < 0:
+        return Verdict(kind, relation="self", reason=reason)
+    named = sorted(sequences_of(program.operations[index]))
+    return Verdict(kind, index, named[0] if named else None, relation="self", reason=reason)

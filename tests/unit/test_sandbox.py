@@ -163,11 +163,12 @@ def test_a_worker_that_is_killed_from_outside_is_no_finding(number: signal.Signa
     sandbox.close()
 
 
-def test_a_worker_that_is_killed_between_two_batches_shifts_no_answer() -> None:
+@pytest.mark.parametrize("pause", [0.0, 0.003, 0.2])
+def test_a_worker_that_is_killed_between_two_batches_shifts_no_answer(pause: float) -> None:
     sandbox = Sandbox(TARGET, HANG_SECONDS)
     sandbox.run([GOOD])
     os.kill(sandbox.processes[1], signal.SIGKILL)
-    time.sleep(0.2)
+    time.sleep(pause)
     programs = [parse_program("model lfm2 seed=0; " + "; ".join(["drop 0"] * count)) for count in (1, 2, 3)]
     assert [len(run.steps) for run in sandbox.run(programs) if isinstance(run, Run)] == [1, 2, 3]
     assert [len(run.steps) for run in sandbox.run(programs[::-1]) if isinstance(run, Run)] == [3, 2, 1]

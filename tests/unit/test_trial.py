@@ -156,7 +156,7 @@ def test_a_family_that_the_target_does_not_run_could_not_be_tested() -> None:
 
     with Bench(CANARY) as bench:
         bench.target = OnlyMamba()  # type: ignore[assignment]
-        with pytest.raises(UnavailableError, match="could not test: target .* does not run family lfm2; it runs mamba2"):
+        with pytest.raises(UnavailableError, match=r"could not test: target .* does not run family lfm2; it runs mamba2"):
             bench.try_program(parse_program(WRONG))
 
 
@@ -168,7 +168,7 @@ def test_a_target_that_computes_nothing_could_not_be_tested(tmp_path: Path, monk
 
 def test_a_target_that_dies_in_plain_decodings_could_not_be_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Bench("fake_engine:TARGET") as bench, pytest.raises(UnavailableError, match="could not test: .* ended in a crash"):
+    with Bench("fake_engine:TARGET") as bench, pytest.raises(UnavailableError, match=r"could not test: .* ended in a crash"):
         bench.noise(Model("lfm2", 1))
 
 
