@@ -40,6 +40,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
     recurrent_shape    (heads, d_state, head_dim) of a recurrent row; (0,) when there is none
     key_heads, head_dim  of an attention cell; 0 without attention
     rope_theta         base of the rotation of keys, 0 without
+    rotated_channels   the channels of a key that are rotated, its first ones; 0 for all
     """
 
     fingerprint: str
@@ -53,3 +54,4 @@ class PreparedModel(msgspec.Struct, frozen=True):
     key_heads: int
     head_dim: int
     rope_theta: float
+    rotated_channels: int = 0

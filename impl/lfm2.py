@@ -17,9 +17,9 @@ from .batches import SplitBatch
 from .cells import Plan
 from .forwards import Memory
 from .kernels import kernel
-from .kernels.attention import attend, write_cells
+from .kernels.attention import attend_each, locate_tokens, write_cells
 from .kernels.causal_convolution import causal_convolution
-from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, rotary_table, rotate
+from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, rotary_table, rotate, write_wanted_rows
 from .kernels.rows import zero_rows
 from .memory import aligned
 
@@ -152,11 +152,7 @@ def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan,
 
     if memory.keys.shape[0] > 0:
         rotary_table(positions, head_dim // 2, ROPE_THETA, cosine, sine)
-        for segment in range(first, last):
-            sequence = batch.segment_sequence[segment]
-            for token in range(batch.segment_start[segment] - start, batch.segment_start[segment + 1] - start):
-                sequence_of[token] = sequence
-                cells[token] = memory.cell_of[sequence, positions[token]]
+        locate_tokens(batch.segment_sequence[first:last], segment_start, positions, memory.cell_of, sequence_of, cells)
 
     embed(batch.tokens[start:end], weights.embedding, stream)
     for layer in range(weights.place.size):
@@ -187,9 +183,7 @@ def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan,
             write_cells(new_keys, cells, memory.keys[place])
             write_cells(value.reshape((tokens, key_heads, head_dim)), cells, memory.values[place])
             mixed_heads = mixed.reshape((tokens, heads, head_dim))
-            for token in range(tokens):
-                seen = memory.cell_of[sequence_of[token], : positions[token] + 1]
-                attend(query_heads[token], memory.keys[place], memory.values[place], seen, mixed_heads[token])
+            attend_each(query_heads, memory.keys[place], memory.values[place], memory.cell_of, sequence_of, positions, mixed_heads)
         linear(mixed, weights.out_projection[layer], normed)
         add_rows(normed, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)
@@ -199,11 +193,4 @@ def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan,
         linear(inner, weights.ffn_down[layer], normed)
         add_rows(normed, stream)
 
-    for token in range(tokens):
-        row = batch.output_row[start + token]
-        if row >= 0:
-            if hidden:
-                rms_norm(stream[token : token + 1], weights.output_norm, _EPSILON, y[row : row + 1])
-            else:
-                rms_norm(stream[token : token + 1], weights.output_norm, _EPSILON, normed[token : token + 1])
-                linear(normed[token : token + 1], weights.output, y[row : row + 1])
+    write_wanted_rows(stream, batch.output_row[start:end], weights.output_norm, _EPSILON, weights.output, hidden, y)

@@ -9,6 +9,7 @@ Rules
 import functools
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +18,14 @@ from ..spec.errors import UsageError
 from ..spec.families import dimensions_of, family_of
 from ..spec.models import Model, check_seed
 from ..spec.weights import weights_of
-from . import lfm2, mamba2
+from . import lfm2, mamba2, nemotron_h, qwen35
 from .attention_cache import AttentionCache, attention_bytes
 from .forwards import Memory, PreparedModel
 from .hybrid_cache import HybridCache
 from .memory import FLOAT_BYTES, allocate
 from .recurrent_cache import RecurrentCache
 
-FAMILY_NAMES = ("mamba2", "lfm2")
+FAMILY_FORWARDS = {"mamba2": mamba2, "lfm2": lfm2, "nemotron_h": nemotron_h, "qwen35": qwen35}
 SESSION_BYTES_MAX = 1 << 30
 
 
@@ -34,9 +35,9 @@ def prepared(model: Model) -> PreparedModel:
     check_seed(model.seed)
     family = family_of(model)
     dimensions = dict(dimensions_of(model))
-    if model.family not in FAMILY_NAMES:
-        raise UsageError(f"target numba has no family `{model.family}`; it has {', '.join(FAMILY_NAMES)}")
-    code = mamba2 if model.family == "mamba2" else lfm2
+    code: Any = FAMILY_FORWARDS.get(model.family)
+    if code is None:
+        raise UsageError(f"target numba has no family `{model.family}`; it has {', '.join(FAMILY_FORWARDS)}")
     described = f"{model.family},{model.seed},{sorted(dimensions.items())}"
     return PreparedModel(
         fingerprint=hashlib.blake2b(described.encode(), digest_size=16).hexdigest(),

@@ -20,6 +20,7 @@ from ..spec.target import Batch, Capabilities, Decoded, StateRow
 from ..spec.verdicts import ACCEPTED, Outcome, refused
 from .batches import OK, POSITION_NOT_NEXT, SEQUENCE_OUT_OF_RANGE, split, ubatch_tokens
 from .cells import Plan
+from .forwards import PreparedModel
 from .model import check_session, open_cache, prepared
 from .saved_state import pack, unpack
 
@@ -181,7 +182,7 @@ class NumbaSession:
         for index, layer in enumerate(model.attention_layers):
             assert state.keys is not None
             assert state.values is not None
-            rows.append(StateRow(layer, "attention", np.stack([_rotated_back(state.keys[index], model.rope_theta), state.values[index]])))
+            rows.append(StateRow(layer, "attention", np.stack([_rotated_back(state.keys[index], model), state.values[index]])))
         return sorted(rows, key=lambda row: row.layer)
 
     def close(self) -> None:
@@ -233,10 +234,14 @@ def _outcome(reason: str | None) -> Outcome:
     return ACCEPTED if reason is None else refused(reason)
 
 
-def _rotated_back(keys: np.ndarray, theta: float) -> np.ndarray:
-    """Keys [tokens, key heads, head_dim] before their rotation by position; float32."""
-    half = keys.shape[-1] // 2
-    angle = (np.arange(len(keys))[:, None] * theta ** (-np.arange(half) / half))[:, None, :]
-    first, second = keys[..., :half].astype(np.float64), keys[..., half:].astype(np.float64)
+def _rotated_back(keys: np.ndarray, model: PreparedModel) -> np.ndarray:
+    """Keys [tokens, key heads, head_dim] before their rotation by position; float32. Without a theta they were never rotated."""
+    if not model.rope_theta:
+        return keys
+    rotated_channels = model.rotated_channels or keys.shape[-1]
+    half = rotated_channels // 2
+    angle = (np.arange(len(keys))[:, None] * model.rope_theta ** (-np.arange(half) / half))[:, None, :]
+    first, second = keys[..., :half].astype(np.float64), keys[..., half:rotated_channels].astype(np.float64)
     cosine, sine = np.cos(angle), np.sin(angle)
-    return np.concatenate([first * cosine + second * sine, second * cosine - first * sine], axis=-1).astype(np.float32)
+    turned_back = [first * cosine + second * sine, second * cosine - first * sine]
+    return np.concatenate([*turned_back, keys[..., rotated_channels:]], axis=-1).astype(np.float32)

@@ -5,6 +5,8 @@ Rules
 - Nodes are the first axis; a node's history is reached only through the forest.
 """
 
+import math
+
 import torch
 
 from .forest import Forest, PathBatch
@@ -47,3 +49,36 @@ def gather(x: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
 def scatter(result: torch.Tensor, batch: PathBatch, y: torch.Tensor) -> None:
     """Write a batch's query rows, y [pieces, queries, channels], to their nodes in result [nodes, channels]."""
     result.index_copy_(0, batch.node, y.reshape(-1, y.shape[-1]).index_select(0, batch.place))
+
+
+def masked_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, forest: Forest) -> torch.Tensor:
+    """Softmax attention of every node over the path from its root to itself, as a masked product; scores are scaled by 1 / sqrt(size).
+
+    query       float64 [nodes, heads, size]
+    key, value  float64 [nodes, key heads, size]; a key head serves heads / key heads neighbouring heads
+    Returns float64 [nodes, heads * size].
+    """
+    n_head, n_head_kv, size = query.shape[1], key.shape[1], query.shape[2]
+    result = query.new_empty(query.shape[0], n_head * size)
+    for batch in forest.batches:
+        piece_count, query_count, key_count = batch.allowed.shape
+        # Heads that share a key head stand next to each other: [pieces, key heads, sharers * queries, size].
+        q = gather(query, batch.query).view(piece_count, query_count, n_head_kv, -1, size).permute(0, 2, 3, 1, 4)
+        k, v = gather(key, batch.key).permute(0, 2, 3, 1), gather(value, batch.key).transpose(1, 2)
+        scores = (q.reshape(piece_count, n_head_kv, -1, size) @ k).div_(math.sqrt(size))
+        scores = scores.view(piece_count, n_head, query_count, key_count).masked_fill_(~batch.allowed[:, None], float("-inf"))
+        y = scores.softmax(-1).view(piece_count, n_head_kv, -1, key_count) @ v
+        scatter(result, batch, y.view(piece_count, n_head, query_count, size).transpose(1, 2).reshape(piece_count, query_count, -1))
+    return result
+
+
+def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Rotary position embedding of x, float64 [nodes, heads, size], at int64 positions [nodes]; pair i turns by theta^(-2 i / size) a token.
+
+    Source: Su et al. 2021 (arXiv:2104.09864), in the half-against-half form of GPT-NeoX.
+    """
+    half = x.shape[-1] // 2
+    angle = positions[:, None, None] * theta ** (-torch.arange(half, dtype=x.dtype) / half)
+    first, second = x[..., :half], x[..., half:]
+    cosine, sine = angle.cos(), angle.sin()
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

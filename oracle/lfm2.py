@@ -6,7 +6,6 @@ Rules
 Source: Transformers' Lfm2ForCausalLM for names and the order of parts.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional
 from ..spec.families import Dimensions
 from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, head_size
 from ..spec.target import StateRow
-from .blocks import causal_convolution, convolution_row, gather, root_mean_square_norm, scatter
+from .blocks import causal_convolution, convolution_row, masked_attention, root_mean_square_norm, rotated
 from .forest import Forest
 
 Tensors = Mapping[str, torch.Tensor]
@@ -91,27 +90,5 @@ def _attention(
     value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
     if trace is not None:
         trace.append(StateRow(layer, "attention", torch.stack((key, value)).float().numpy()))
-    query, key = rotated(query, forest.depths), rotated(key, forest.depths)
-    result = x.new_empty(x.shape[0], n_head * size)
-    for batch in forest.batches:
-        piece_count, query_count, key_count = batch.allowed.shape
-        # Heads that share a key head stand next to each other: [pieces, key heads, sharers * queries, size].
-        q = gather(query, batch.query).view(piece_count, query_count, n_head_kv, -1, size).permute(0, 2, 3, 1, 4)
-        k, v = gather(key, batch.key).permute(0, 2, 3, 1), gather(value, batch.key).transpose(1, 2)
-        scores = (q.reshape(piece_count, n_head_kv, -1, size) @ k).div_(math.sqrt(size))
-        scores = scores.view(piece_count, n_head, query_count, key_count).masked_fill_(~batch.allowed[:, None], float("-inf"))
-        y = scores.softmax(-1).view(piece_count, n_head_kv, -1, key_count) @ v
-        scatter(result, batch, y.view(piece_count, n_head, query_count, size).transpose(1, 2).reshape(piece_count, query_count, -1))
-    return result @ weights[prefix + "out_projection"]
-
-
-def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding of x, float64 [nodes, heads, size], at int64 positions [nodes].
-
-    Source: Su et al. 2021 (arXiv:2104.09864), in the half-against-half form of GPT-NeoX.
-    """
-    half = x.shape[-1] // 2
-    angle = positions[:, None, None] * ROPE_THETA ** (-torch.arange(half, dtype=x.dtype) / half)
-    first, second = x[..., :half], x[..., half:]
-    cosine, sine = angle.cos(), angle.sin()
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    query, key = rotated(query, forest.depths, ROPE_THETA), rotated(key, forest.depths, ROPE_THETA)
+    return masked_attention(query, key, value, forest) @ weights[prefix + "out_projection"]

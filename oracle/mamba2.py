@@ -67,13 +67,18 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
         normed = root_mean_square_norm(hidden, weights[prefix + "norm"], NORM_EPSILON)
-        hidden = hidden + _mixer(dimensions, weights, prefix, normed, forest, layer, trace)
+        hidden = hidden + mixer(dimensions, weights, prefix, normed, forest, layer, trace)
     return hidden
 
 
-def _mixer(
+def mixer(
     dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
 ) -> torch.Tensor:
+    """One Mamba-2 layer without its norm and its residual; float64 [nodes, n_embd] in and out.
+
+    dimensions, weights  in mamba2's names, prepared; the layer's weights begin with `prefix`
+    trace                as in `hidden_states`
+    """
     d_inner, n_head, n_group, d_state = (dimensions[name] for name in ("d_inner", "n_head", "n_group", "d_state"))
     projected = x @ weights[prefix + "in_projection"]
     gate, inputs, step = torch.split_with_sizes(projected, (d_inner, convolution_channels(dimensions), n_head), dim=-1)

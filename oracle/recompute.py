@@ -17,10 +17,12 @@ import torch
 from ..spec.families import Dimensions, dimensions_of
 from ..spec.families.lfm2 import NORM_EPSILON as LFM2_NORM_EPSILON
 from ..spec.families.mamba2 import NORM_EPSILON as MAMBA2_NORM_EPSILON
+from ..spec.families.nemotron_h import NORM_EPSILON as NEMOTRON_H_NORM_EPSILON
+from ..spec.families.qwen35 import NORM_EPSILON as QWEN35_NORM_EPSILON
 from ..spec.models import Model
 from ..spec.target import StateRow
 from ..spec.weights import weights_of
-from . import lfm2, mamba2
+from . import lfm2, mamba2, nemotron_h, qwen35
 from .blocks import root_mean_square_norm
 from .forest import Forest, leaf_logs, plan
 
@@ -57,6 +59,10 @@ class FamilyForward(NamedTuple):
 FORWARDS = {
     "mamba2": FamilyForward(mamba2.window, mamba2.channels, mamba2.heads, MAMBA2_NORM_EPSILON, mamba2.prepared, mamba2.hidden_states),
     "lfm2": FamilyForward(lfm2.window, lfm2.channels, lfm2.heads, LFM2_NORM_EPSILON, lfm2.prepared, lfm2.hidden_states),
+    "nemotron_h": FamilyForward(
+        nemotron_h.window, nemotron_h.channels, nemotron_h.heads, NEMOTRON_H_NORM_EPSILON, nemotron_h.prepared, nemotron_h.hidden_states
+    ),
+    "qwen35": FamilyForward(qwen35.window, qwen35.channels, qwen35.heads, QWEN35_NORM_EPSILON, qwen35.prepared, qwen35.hidden_states),
 }
 
 

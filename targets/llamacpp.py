@@ -396,7 +396,7 @@ class LlamaTarget:
 
     name = "llamacpp"
     isolated = True
-    families = ("mamba2", "lfm2")
+    families = ("mamba2", "lfm2", "nemotron_h", "qwen35")
     poison = False
     undocumented = (
         Undocumented(

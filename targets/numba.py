@@ -18,7 +18,7 @@ class NumbaTarget:
 
     name = "numba"
     isolated = False
-    families: tuple[str, ...] = ("mamba2", "lfm2")
+    families: tuple[str, ...] = ("mamba2", "lfm2", "nemotron_h", "qwen35")
     poison = True
     undocumented: tuple[Undocumented, ...] = ()
 

@@ -37,6 +37,9 @@ FAULTS = {
         "copy_row(inputs[max(tokens - plane - 1, 0) + j], rows",
         "lfm2",
     ),
+    "delta_net_snapshot_missing": PlantedFault(
+        "kernels/gated_delta_net.py", "if 0 < plane < plane_row", "if 1 < plane < plane_row", "qwen35"
+    ),
 }
 
 _TARGET = """

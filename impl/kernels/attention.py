@@ -1,4 +1,4 @@
-"""Attention of one token over the cells of its own sequence.
+"""Attention of tokens over the cells of their own sequences.
 
 Rules
 - A sequence's cells are listed in the order of their positions, so causality is a count: a token sees the first `position + 1` of them.
@@ -12,6 +12,30 @@ from . import kernel
 from .arithmetic import exponential
 from .dense import sum_of_products
 from .rows import copy_row
+
+
+@kernel
+def locate_tokens(
+    segment_sequence: np.ndarray,
+    segment_start: np.ndarray,
+    positions: np.ndarray,
+    cell_of: np.ndarray,
+    sequence_of: np.ndarray,
+    cells: np.ndarray,
+) -> None:
+    """The sequence and the cell of every token of a ubatch.
+
+    segment_sequence    int64 [segments]
+    segment_start       int64 [segments + 1]; segment i is tokens segment_start[i] - segment_start[0] up to those of segment i + 1
+    positions           int64 [tokens]
+    cell_of             int32 [sequences, most tokens of a sequence], the cell of every position
+    sequence_of, cells  int64 [tokens], written
+    """
+    for segment in range(segment_sequence.size):
+        sequence = segment_sequence[segment]
+        for token in range(segment_start[segment] - segment_start[0], segment_start[segment + 1] - segment_start[0]):
+            sequence_of[token] = sequence
+            cells[token] = cell_of[sequence, positions[token]]
 
 
 @kernel
@@ -63,3 +87,25 @@ def attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, cells: np.nd
                 result[k] = result[k] + weight * value[k]
         for k in range(head_dim):
             result[k] = result[k] / total
+
+
+@kernel
+def attend_each(
+    query: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    cell_of: np.ndarray,
+    sequence_of: np.ndarray,
+    positions: np.ndarray,
+    y: np.ndarray,
+) -> None:
+    """Every token of a ubatch attends to its own sequence, up to its own position; all their keys and values are written before.
+
+    query         float32 [tokens, heads, head_dim]
+    keys, values  float32 [n_cells, key_heads, head_dim]
+    cell_of       int32 [sequences, most tokens of a sequence]
+    sequence_of, positions  int64 [tokens]
+    y             float32 [tokens, heads, head_dim], written
+    """
+    for token in range(query.shape[0]):
+        attend(query[token], keys, values, cell_of[sequence_of[token], : positions[token] + 1], y[token])

@@ -105,6 +105,15 @@ def gated_linear_unit(gate: np.ndarray, value: np.ndarray) -> None:
 
 
 @kernel
+def squared_relu(x: np.ndarray) -> None:
+    """x = max(x, 0)^2 in place, float32 [tokens, channels]. NaN stays NaN."""
+    for token in range(x.shape[0]):
+        row = x[token]
+        for i in range(row.size):
+            row[i] = np.float32(0) if row[i] < np.float32(0) else row[i] * row[i]
+
+
+@kernel
 def rotary_table(positions: np.ndarray, half: int, theta: float, cosine: np.ndarray, sine: np.ndarray) -> None:
     """Cosine and sine of every token's rotation angles: position * theta^(-i / half).
 
@@ -150,3 +159,26 @@ def embed(tokens: np.ndarray, table: np.ndarray, y: np.ndarray) -> None:
         result = y[token]
         for i in range(source.size):
             result[i] = source[i]
+
+
+@kernel
+def write_wanted_rows(
+    stream: np.ndarray, output_row: np.ndarray, norm: np.ndarray, epsilon: np.float32, output: np.ndarray, hidden: bool, y: np.ndarray
+) -> None:
+    """The end of every model: the final norm of the tokens whose row is wanted, and their logits unless `hidden`.
+
+    stream      float32 [tokens, n_embd]
+    output_row  int64 [tokens], the row of y that a token fills, -1 for none
+    norm        float32 [1, n_embd]
+    output      float32 [n_embd, n_vocab]
+    y           float32 [wanted rows, n_embd when hidden, else n_vocab], written
+    """
+    normed = np.empty((1, stream.shape[1]), np.float32)
+    for token in range(output_row.size):
+        row = output_row[token]
+        if row >= 0:
+            if hidden:
+                rms_norm(stream[token : token + 1], norm, epsilon, y[row : row + 1])
+            else:
+                rms_norm(stream[token : token + 1], norm, epsilon, normed)
+                linear(normed, output, y[row : row + 1])

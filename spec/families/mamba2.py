@@ -25,6 +25,11 @@ def convolution_channels(dimensions: Dimensions) -> int:
     return dimensions["d_inner"] + 2 * dimensions["n_group"] * dimensions["d_state"]
 
 
+def mixer_row_widths(dimensions: Dimensions) -> RowWidths:
+    """The widths of the state rows of one Mamba-2 layer."""
+    return RowWidths((dimensions["d_conv"] - 1) * convolution_channels(dimensions), dimensions["d_state"] * dimensions["d_inner"])
+
+
 def _check(dimensions: Dimensions) -> None:
     if dimensions["d_inner"] % dimensions["n_head"] or dimensions["n_head"] % dimensions["n_group"]:
         raise UsageError("mamba2 needs d_inner divisible by n_head, and n_head divisible by n_group")
@@ -32,23 +37,32 @@ def _check(dimensions: Dimensions) -> None:
         raise UsageError("mamba2 needs d_inner divisible by n_embd")
 
 
-def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
+def mixer_tensors(dimensions: Dimensions, prefix: str, in_gain: float, out_gain: float, a_log_least: float) -> list[TensorFact]:
+    """The weights of one Mamba-2 layer, its norm included.
+
+    in_gain, out_gain  root mean square of what the projections make of inputs of 1
+    a_log_least        a_log is drawn from here to 0.9 above
+    """
     n_embd, d_inner, n_head = dimensions["n_embd"], dimensions["d_inner"], dimensions["n_head"]
     channels = convolution_channels(dimensions)
+    return [
+        TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0),
+        TensorFact(prefix + "in_projection", (d_inner + channels + n_head, n_embd), "normal", in_gain / math.sqrt(n_embd)),
+        TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.7),
+        TensorFact(prefix + "convolution_bias", (channels,), "normal", 0.05, 0.7),
+        TensorFact(prefix + "dt_bias", (n_head,), "uniform", 0.7, 1.0),
+        TensorFact(prefix + "a_log", (n_head,), "uniform", 0.9, a_log_least),
+        TensorFact(prefix + "d", (n_head,), "normal", 0.1, 0.5),
+        TensorFact(prefix + "gated_norm", (d_inner,), "normal", 0.1, 1.0),
+        TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", out_gain / math.sqrt(d_inner)),
+    ]
+
+
+def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
+    n_embd = dimensions["n_embd"]
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
-        prefix = f"layers.{layer}."
-        facts += [
-            TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "in_projection", (d_inner + channels + n_head, n_embd), "normal", 0.7 / math.sqrt(n_embd)),
-            TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.7),
-            TensorFact(prefix + "convolution_bias", (channels,), "normal", 0.05, 0.7),
-            TensorFact(prefix + "dt_bias", (n_head,), "uniform", 0.7, 1.0),
-            TensorFact(prefix + "a_log", (n_head,), "uniform", 0.9, -2.2),
-            TensorFact(prefix + "d", (n_head,), "normal", 0.1, 0.5),
-            TensorFact(prefix + "gated_norm", (d_inner,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 2.5 * min(1.6**layer, 4.0) / math.sqrt(d_inner)),
-        ]
+        facts += mixer_tensors(dimensions, f"layers.{layer}.", 0.7, 2.5 * min(1.6**layer, 4.0), -2.2)
     facts += [
         TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
         TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1 / math.sqrt(n_embd)),
@@ -63,6 +77,17 @@ def _doubled(model: Model) -> Model:
     return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
+def mixer_gguf_metadata(dimensions: Dimensions, architecture: str) -> dict[str, Any]:
+    """llama.cpp's keys for the Mamba-2 layers of an architecture."""
+    return {
+        f"{architecture}.ssm.conv_kernel": dimensions["d_conv"],
+        f"{architecture}.ssm.inner_size": dimensions["d_inner"],
+        f"{architecture}.ssm.state_size": dimensions["d_state"],
+        f"{architecture}.ssm.time_step_rank": dimensions["n_head"],
+        f"{architecture}.ssm.group_count": dimensions["n_group"],
+    }
+
+
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     return {
         "general.architecture": "mamba2",
@@ -73,12 +98,24 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
         "mamba2.feed_forward_length": 0,
         "mamba2.attention.head_count": 0,
         "mamba2.attention.layer_norm_rms_epsilon": NORM_EPSILON,
-        "mamba2.ssm.conv_kernel": dimensions["d_conv"],
-        "mamba2.ssm.inner_size": dimensions["d_inner"],
-        "mamba2.ssm.state_size": dimensions["d_state"],
-        "mamba2.ssm.time_step_rank": dimensions["n_head"],
-        "mamba2.ssm.group_count": dimensions["n_group"],
-    }
+    } | mixer_gguf_metadata(dimensions, "mamba2")
+
+
+def mixer_gguf_tensors(dimensions: Dimensions, layer: int) -> list[GgufTensor]:
+    """llama.cpp's tensors of one Mamba-2 layer, its norm included."""
+    n_head, n_group = dimensions["n_head"], dimensions["n_group"]
+    ours, theirs = f"layers.{layer}.", f"blk.{layer}."
+    return [
+        GgufTensor(theirs + "attn_norm.weight", ours + "norm"),
+        GgufTensor(theirs + "ssm_in.weight", ours + "in_projection"),
+        GgufTensor(theirs + "ssm_conv1d.weight", ours + "convolution"),
+        GgufTensor(theirs + "ssm_conv1d.bias", ours + "convolution_bias"),
+        GgufTensor(theirs + "ssm_dt.bias", ours + "dt_bias"),
+        GgufTensor(theirs + "ssm_a", ours + "a_log", (n_head, 1), "negative exponential"),
+        GgufTensor(theirs + "ssm_d", ours + "d", (n_head, 1)),
+        GgufTensor(theirs + "ssm_norm.weight", ours + "gated_norm", (n_group, dimensions["d_inner"] // n_group)),
+        GgufTensor(theirs + "ssm_out.weight", ours + "out_projection"),
+    ]
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
@@ -87,20 +124,8 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
         GgufTensor("output_norm.weight", "output_norm"),
         GgufTensor("output.weight", "output"),
     ]
-    n_head, n_group = dimensions["n_head"], dimensions["n_group"]
     for layer in range(dimensions["n_layer"]):
-        ours, theirs = f"layers.{layer}.", f"blk.{layer}."
-        tensors += [
-            GgufTensor(theirs + "attn_norm.weight", ours + "norm"),
-            GgufTensor(theirs + "ssm_in.weight", ours + "in_projection"),
-            GgufTensor(theirs + "ssm_conv1d.weight", ours + "convolution"),
-            GgufTensor(theirs + "ssm_conv1d.bias", ours + "convolution_bias"),
-            GgufTensor(theirs + "ssm_dt.bias", ours + "dt_bias"),
-            GgufTensor(theirs + "ssm_a", ours + "a_log", (n_head, 1), "negative exponential"),
-            GgufTensor(theirs + "ssm_d", ours + "d", (n_head, 1)),
-            GgufTensor(theirs + "ssm_norm.weight", ours + "gated_norm", (n_group, dimensions["d_inner"] // n_group)),
-            GgufTensor(theirs + "ssm_out.weight", ours + "out_projection"),
-        ]
+        tensors += mixer_gguf_tensors(dimensions, layer)
     return tuple(tensors)
 
 
@@ -123,6 +148,21 @@ def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
     }
 
 
+def mixer_state_dict(weights: Weights, source: str, target: str) -> dict[str, np.ndarray]:
+    """Transformers' weights of one Mamba-2 layer, its norm included: ours begin with `source`, theirs with `target`."""
+    return {
+        target + "norm.weight": weights[source + "norm"],
+        target + "mixer.in_proj.weight": weights[source + "in_projection"],
+        target + "mixer.conv1d.weight": weights[source + "convolution"][:, None, :],
+        target + "mixer.conv1d.bias": weights[source + "convolution_bias"],
+        target + "mixer.dt_bias": weights[source + "dt_bias"],
+        target + "mixer.A_log": weights[source + "a_log"],
+        target + "mixer.D": weights[source + "d"],
+        target + "mixer.norm.weight": weights[source + "gated_norm"],
+        target + "mixer.out_proj.weight": weights[source + "out_projection"],
+    }
+
+
 def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:
     state = {
         "backbone.embeddings.weight": weights["token_embedding"],
@@ -130,18 +170,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
         "lm_head.weight": weights["output"],
     }
     for layer in range(dimensions["n_layer"]):
-        source, prefix = f"layers.{layer}.", f"backbone.layers.{layer}."
-        state |= {
-            prefix + "norm.weight": weights[source + "norm"],
-            prefix + "mixer.in_proj.weight": weights[source + "in_projection"],
-            prefix + "mixer.conv1d.weight": weights[source + "convolution"][:, None, :],
-            prefix + "mixer.conv1d.bias": weights[source + "convolution_bias"],
-            prefix + "mixer.dt_bias": weights[source + "dt_bias"],
-            prefix + "mixer.A_log": weights[source + "a_log"],
-            prefix + "mixer.D": weights[source + "d"],
-            prefix + "mixer.norm.weight": weights[source + "gated_norm"],
-            prefix + "mixer.out_proj.weight": weights[source + "out_projection"],
-        }
+        state |= mixer_state_dict(weights, f"layers.{layer}.", f"backbone.layers.{layer}.")
     return state
 
 
@@ -154,9 +183,7 @@ MAMBA2 = Family(
     tensors=_tensors,
     recurrent_layers=lambda dimensions: tuple(range(dimensions["n_layer"])),
     attention_layers=lambda dimensions: (),
-    row_widths=lambda dimensions: RowWidths(
-        (dimensions["d_conv"] - 1) * convolution_channels(dimensions), dimensions["d_state"] * dimensions["d_inner"]
-    ),
+    row_widths=mixer_row_widths,
     doubled=_doubled,
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from statedrift.oracle.recompute import Recompute, Request
-from statedrift.spec.families import dimensions_of
+from statedrift.spec.families import FAMILIES, dimensions_of
 from statedrift.spec.models import Model
 from statedrift.targets.gguf_file import write_gguf
 
@@ -30,6 +30,20 @@ MODELS = (
     Model("lfm2", 1),
     Model("lfm2", 2, (("attention_period", 2), ("n_layer", 5))),
     Model("lfm2", 3, (("l_cache", 4), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6))),
+    Model("nemotron_h", 0),
+    Model("nemotron_h", 1),
+    Model("nemotron_h", 2, (("attention_period", 2), ("d_conv", 2), ("n_embd", 48), ("n_head", 3), ("n_layer", 4))),
+    Model(
+        "nemotron_h",
+        3,
+        (("attention_period", 4), ("d_inner", 96), ("n_group", 2), ("n_head", 4), ("n_head_kv", 2), ("n_head_ssm", 6), ("n_layer", 9)),
+    ),
+    Model("qwen35", 0),
+    Model("qwen35", 1),
+    Model("qwen35", 2, (("attention_period", 2), ("d_state", 8), ("n_group", 1), ("n_layer", 5), ("n_rot", 16))),
+    Model(
+        "qwen35", 3, (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6))
+    ),
 )
 
 
@@ -89,7 +103,7 @@ def test_the_recompute_equals_llama_cpp(model: Model, tmp_path: Path) -> None:
     assert error <= 1e-4
 
 
-@pytest.mark.parametrize("family", ["mamba2", "lfm2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_another_seed_is_noticed(family: str, tmp_path: Path) -> None:
     log = log_of(Model(family))
     ours = Recompute(Model(family, 1)).rows([Request(log, range(len(log)))])[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from statedrift.fuzz import campaign as campaigns
 from statedrift.fuzz.campaign import Settings, run_campaign
+from statedrift.spec.families import FAMILIES
 from statedrift.spec.programs import program_text
 
 _SPEC = importlib.util.spec_from_file_location("planted", Path(__file__).parent.parent / "planted.py")
@@ -35,7 +36,7 @@ def test_a_planted_fault_is_found_and_reduced(name: str, tmp_path: Path, monkeyp
         assert finding.reproduced == finding.reruns, program_text(finding.program)
 
 
-@pytest.mark.parametrize("family", ["mamba2", "lfm2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_sound_twin_stays_silent(family: str) -> None:
     campaign = run_campaign(Settings("numba", (family,), programs=PROGRAMS))
     assert campaign.findings == ()

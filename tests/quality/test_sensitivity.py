@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from statedrift.oracle.recompute import Recompute, Request
-from statedrift.spec.families import dimensions_of, family_of
+from statedrift.spec.families import FAMILIES, dimensions_of, family_of
 from statedrift.spec.models import Model
 from statedrift.spec.weights import weights_of
 
@@ -32,8 +32,16 @@ def silu(x: np.ndarray) -> np.ndarray:
     return np.asarray(x / (1 + np.exp(-x)))
 
 
-def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return np.asarray(x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5) * weight)
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def normed(x: np.ndarray, weight: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    return np.asarray(x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * weight)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x / np.sqrt(np.square(x).sum(-1, keepdims=True) + 1e-6))
 
 
 def turned(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -44,6 +52,14 @@ def turned(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return np.concatenate((y.real, y.imag), axis=-1)
 
 
+def seen(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Softmax attention of one token of every sequence: query [sequences, heads, size], keys and values [sequences, tokens, key heads, size]."""
+    keys, values = (cells.repeat(query.shape[1] // cells.shape[2], axis=2) for cells in (keys, values))
+    scores = np.einsum("nhc,nthc->nht", query, keys) / np.sqrt(query.shape[-1])
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(np.einsum("nht,nthc->nhc", shares / shares.sum(-1, keepdims=True), values))
+
+
 class Recurrence:
     """A model that is run one token at a time, for several sequences of the same length at once, in float64."""
 
@@ -51,18 +67,27 @@ class Recurrence:
         self.dimensions = dict(dimensions_of(model))
         self.weights = {name: array.astype(np.float64) for name, array in weights_of(model).items()}
         self.attention_layers = family_of(model).attention_layers(self.dimensions)
-        self.layer: Callable[[np.ndarray, int, States, States], np.ndarray] = self.mamba2 if model.family == "mamba2" else self.lfm2
+        self.recurrent_layers = family_of(model).recurrent_layers(self.dimensions)
+        self.layer: Callable[[np.ndarray, int, States, States], np.ndarray] = getattr(self, model.family)
+        self.epsilon = 1e-6 if model.family == "qwen35" else 1e-5
 
     def start(self, sequence_count: int) -> States:
         d = self.dimensions
         states: States = {}
         for layer in range(d["n_layer"]):
-            if "d_state" in d:
-                channels = d["d_inner"] + 2 * d["n_group"] * d["d_state"]
+            if layer not in self.attention_layers + self.recurrent_layers:
+                continue
+            if layer in self.attention_layers:
+                size = d.get("head_dim", d["n_embd"] // d["n_head"])
+                states[layer, "attention"] = np.zeros((sequence_count, 2, 0, d["n_head_kv"], size))
+            elif "n_value_head" in d:
+                channels = (2 * d["n_group"] + d["n_value_head"]) * d["d_state"]
                 states[layer, "conv"] = np.zeros((sequence_count, channels, d["d_conv"] - 1))
-                states[layer, "recurrent"] = np.zeros((sequence_count, d["n_head"], d["d_inner"] // d["n_head"], d["d_state"]))
-            elif layer in self.attention_layers:
-                states[layer, "attention"] = np.zeros((sequence_count, 2, 0, d["n_head_kv"], d["n_embd"] // d["n_head"]))
+                states[layer, "recurrent"] = np.zeros((sequence_count, d["n_value_head"], d["d_state"], d["d_state"]))
+            elif "d_inner" in d:
+                channels, n_head = d["d_inner"] + 2 * d["n_group"] * d["d_state"], d.get("n_head_ssm", d["n_head"])
+                states[layer, "conv"] = np.zeros((sequence_count, channels, d["d_conv"] - 1))
+                states[layer, "recurrent"] = np.zeros((sequence_count, n_head, d["d_inner"] // n_head, d["d_state"]))
             else:
                 states[layer, "conv"] = np.zeros((sequence_count, d["n_embd"], d["l_cache"] - 1))
         return states
@@ -73,7 +98,7 @@ class Recurrence:
         after: States = {}
         for layer in range(self.dimensions["n_layer"]):
             hidden = self.layer(hidden, layer, states, after)
-        return normed(hidden, self.weights["output_norm"]) @ self.weights["output"].T, after
+        return normed(hidden, self.weights["output_norm"], self.epsilon) @ self.weights["output"].T, after
 
     def convolved(self, x: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
         window = np.concatenate((states[layer, "conv"], x[:, :, None]), axis=-1)
@@ -82,7 +107,7 @@ class Recurrence:
 
     def mamba2(self, hidden: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
         d, w = self.dimensions, {name.split(".")[-1]: array for name, array in self.weights.items() if name.startswith(f"layers.{layer}.")}
-        count, n_head, n_group, d_state, d_inner = len(hidden), d["n_head"], d["n_group"], d["d_state"], d["d_inner"]
+        count, n_group, d_state, d_inner, n_head = len(hidden), d["n_group"], d["d_state"], d["d_inner"], d.get("n_head_ssm", d["n_head"])
         gate, inputs, dt = np.split(normed(hidden, w["norm"]) @ w["in_projection"].T, (d_inner, -n_head), axis=-1)
         x, b, c = np.split(
             silu(self.convolved(inputs, layer, states, after) + w["convolution_bias"]), (d_inner, d_inner + n_group * d_state), axis=-1
@@ -117,12 +142,60 @@ class Recurrence:
         cells = np.concatenate((states[layer, "attention"], np.stack((key, value), axis=1)[:, :, None]), axis=2)
         after[layer, "attention"] = cells
         positions = np.arange(cells.shape[2])
-        keys = turned(cells[:, 0], positions[:, None]).repeat(n_head // n_head_kv, axis=2)
-        values = cells[:, 1].repeat(n_head // n_head_kv, axis=2)
-        scores = np.einsum("nhc,nthc->nht", turned(query, positions[-1:, None]), keys) / np.sqrt(query.shape[-1])
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        return np.asarray(np.einsum("nht,nthc->nhc", shares, values).reshape(count, -1))
+        return seen(turned(query, positions[-1:, None]), turned(cells[:, 0], positions[:, None]), cells[:, 1]).reshape(count, -1)
+
+    def nemotron_h(self, hidden: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
+        w = {name.split(".")[-1]: array for name, array in self.weights.items() if name.startswith(f"layers.{layer}.")}
+        if layer in self.recurrent_layers:
+            return self.mamba2(hidden, layer, states, after)
+        x = normed(hidden, w["norm"])
+        if layer not in self.attention_layers:
+            return np.asarray(hidden + np.square(np.maximum(x @ w["mlp_up"].T, 0)) @ w["mlp_down"].T)
+        query, key, value = (
+            (x @ w[f"{part}_projection"].T).reshape(len(x), self.dimensions[heads], -1)
+            for part, heads in (("q", "n_head"), ("k", "n_head_kv"), ("v", "n_head_kv"))
+        )
+        cells = np.concatenate((states[layer, "attention"], np.stack((key, value), axis=1)[:, :, None]), axis=2)
+        after[layer, "attention"] = cells
+        return np.asarray(hidden + seen(query, cells[:, 0], cells[:, 1]).reshape(len(x), -1) @ w["out_projection"].T)
+
+    def qwen35(self, hidden: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
+        w = {name.split(".")[-1]: array for name, array in self.weights.items() if name.startswith(f"layers.{layer}.")}
+        x = normed(hidden, w["input_norm"], self.epsilon)
+        mixer = self.gated_attention if layer in self.attention_layers else self.gated_delta_net
+        hidden = hidden + mixer(x, layer, w, states, after) @ w["out_projection"].T
+        x = normed(hidden, w["ffn_norm"], self.epsilon)
+        return np.asarray(hidden + (silu(x @ w["ffn_gate"].T) * (x @ w["ffn_up"].T)) @ w["ffn_down"].T)
+
+    def gated_delta_net(self, x: np.ndarray, layer: int, w: dict[str, np.ndarray], states: States, after: States) -> np.ndarray:
+        count, n_group, n_value_head, d_state = len(x), *(self.dimensions[name] for name in ("n_group", "n_value_head", "d_state"))
+        heads = silu(self.convolved(x @ w["qkv_projection"].T, layer, states, after)).reshape(count, -1, d_state)
+        key_head = np.arange(n_value_head) % n_group
+        query, key, value = unit(heads[:, key_head]), unit(heads[:, n_group + key_head]), heads[:, 2 * n_group :]
+        decay = np.exp(-np.exp(w["a_log"]) * np.log1p(np.exp(x @ w["step_projection"].T + w["dt_bias"])))
+        beta = sigmoid(x @ w["beta_projection"].T)
+        state = states[layer, "recurrent"] * decay[:, :, None, None]
+        wanted = beta[:, :, None] * (value - np.einsum("nhvk,nhk->nhv", state, key))
+        after[layer, "recurrent"] = state = state + wanted[:, :, :, None] * key[:, :, None, :]
+        y = normed(np.einsum("nhvk,nhk->nhv", state, query) / np.sqrt(d_state), w["gated_norm"], self.epsilon)
+        return y.reshape(count, -1) * silu(x @ w["gate_projection"].T)
+
+    def gated_attention(self, x: np.ndarray, layer: int, w: dict[str, np.ndarray], states: States, after: States) -> np.ndarray:
+        count, n_head, n_head_kv, head_dim, n_rot = (
+            len(x),
+            *(self.dimensions[name] for name in ("n_head", "n_head_kv", "head_dim", "n_rot")),
+        )
+        query, gate = np.split((x @ w["q_projection"].T).reshape(count, n_head, 2 * head_dim), 2, axis=-1)
+        query = normed(query, w["q_norm"], self.epsilon)
+        key = normed((x @ w["k_projection"].T).reshape(count, n_head_kv, head_dim), w["k_norm"], self.epsilon)
+        value = (x @ w["v_projection"].T).reshape(count, n_head_kv, head_dim)
+        cells = np.concatenate((states[layer, "attention"], np.stack((key, value), axis=1)[:, :, None]), axis=2)
+        after[layer, "attention"] = cells
+        positions = np.arange(cells.shape[2])
+        keys, query = cells[:, 0].copy(), query.copy()
+        keys[..., :n_rot] = turned(keys[..., :n_rot], positions[:, None])
+        query[..., :n_rot] = turned(query[..., :n_rot], positions[-1:, None])
+        return (seen(query, keys, cells[:, 1]) * sigmoid(gate)).reshape(count, -1)
 
 
 def errors(rows: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -164,7 +237,7 @@ def wrong_rows(states: States, late: States) -> Iterator[tuple[str, Key, np.ndar
             yield "one token late", key, late[key]
 
 
-CASES = list(itertools.product(("mamba2", "lfm2"), SEEDS))
+CASES = list(itertools.product(FAMILIES, SEEDS))
 
 
 @pytest.mark.parametrize(("family", "seed"), CASES)
@@ -215,6 +288,14 @@ def test_outputs_stay_small_over_a_long_log(family: str, seed: int) -> None:
         Model("lfm2"),
         Model("lfm2", 5, (("l_cache", 5), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6))),
         Model("lfm2", 6, (("attention_period", 1), ("n_embd", 48), ("n_head", 3), ("n_head_kv", 3), ("n_layer", 2))),
+        Model("nemotron_h"),
+        Model("nemotron_h", 5, (("attention_period", 2), ("d_conv", 3), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 4))),
+        Model("nemotron_h", 6, (("attention_period", 4), ("d_inner", 96), ("n_ff", 20), ("n_group", 3), ("n_head_ssm", 6), ("n_layer", 8))),
+        Model("qwen35"),
+        Model(
+            "qwen35", 5, (("d_conv", 2), ("d_state", 6), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6), ("n_rot", 4))
+        ),
+        Model("qwen35", 6, (("attention_period", 2), ("n_embd", 48), ("n_group", 1), ("n_layer", 3), ("n_rot", 16), ("n_value_head", 3))),
     ],
     ids=lambda model: f"{model.family}-{model.seed}",
 )

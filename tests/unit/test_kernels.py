@@ -9,7 +9,8 @@ from statedrift.impl.kernels import discard_stale_code
 from statedrift.impl.kernels.arithmetic import exponential, silu, softplus
 from statedrift.impl.kernels.attention import attend, write_cells
 from statedrift.impl.kernels.causal_convolution import causal_convolution, causal_convolution_reference
-from statedrift.impl.kernels.dense import linear, rms_norm, rotary_table, rotate, sum_of_products
+from statedrift.impl.kernels.dense import linear, rms_norm, rotary_table, rotate, squared_relu, sum_of_products
+from statedrift.impl.kernels.gated_delta_net import gated_delta_net, gated_delta_net_reference
 from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_reference
 from statedrift.impl.kernels.rows import copy_rows, gather_rows, scatter_rows, zero_rows
 
@@ -34,6 +35,25 @@ def run_scan(arguments, rows, segment_start, source_row, plane_row, scan=mamba2_
     x, dt, a, b, c = arguments
     y = np.full_like(x, np.nan)
     scan(x, dt, a, b, c, rows, np.array(segment_start), np.array(source_row), np.array(plane_row), y)
+    return y
+
+
+def delta_arguments(seed, tokens):
+    def unit(x):
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    return (
+        unit(random32(seed, tokens, GROUPS, D_STATE)),
+        unit(random32(seed + 1, tokens, GROUPS, D_STATE)),
+        random32(seed + 2, tokens, HEADS, HEAD_DIM),
+        -np.abs(random32(seed + 3, tokens, HEADS)),
+        np.random.default_rng(seed + 4).random((tokens, HEADS), np.float32),
+    )
+
+
+def run_delta(arguments, rows, segment_start, source_row, plane_row, net=gated_delta_net):
+    y = np.full_like(arguments[2], np.nan)
+    net(*arguments, rows, np.array(segment_start), np.array(source_row), np.array(plane_row), y)
     return y
 
 
@@ -138,6 +158,24 @@ def test_the_scan_agrees_with_its_reference():
     assert np.max(np.abs(rows - truth)) <= 1e-5
 
 
+def test_the_delta_net_agrees_with_its_reference():
+    arguments = delta_arguments(0, 11)
+    rows = random32(7, 12, HEADS, D_STATE, HEAD_DIM)
+    truth = rows.astype(np.float64)
+    segments = ([0, 7, 11], [2, 9], [[0, 4, 8], [1, 5, 9]])
+    y = run_delta(arguments, rows, *segments)
+    reference = run_delta([argument.astype(np.float64) for argument in arguments], truth, *segments, net=gated_delta_net_reference)
+    assert np.max(np.abs(y - reference)) <= 1e-5
+    assert np.max(np.abs(rows - truth)) <= 1e-5
+
+
+def test_a_delta_net_that_takes_a_value_whole_gives_it_back_for_its_key():
+    _, key, value, log_decay, beta = delta_arguments(1, 3)
+    rows = random32(2, 1, HEADS, D_STATE, HEAD_DIM)
+    y = run_delta((key, key, value, log_decay, np.ones_like(beta)), rows, [0, 3], [0], [[0]])
+    assert np.max(np.abs(y - value)) <= 1e-5
+
+
 def test_the_convolution_agrees_with_its_reference():
     x, rows = random32(0, 9, CHANNELS), random32(1, 12, TAPS - 1, CHANNELS)
     truth = rows.copy()
@@ -161,6 +199,23 @@ def test_the_scan_gives_the_same_bits_for_every_split(pieces):
         x, dt, a, b, c = arguments
         part = slice(start, start + piece)
         outputs.append(run_scan((x[part], dt[part], a, b[part], c[part]), split_rows, [0, piece], [source], [[0, 1]]))
+        start, source = start + piece, 0
+    assert np.array_equal(whole, np.concatenate(outputs))
+    assert np.array_equal(rows[0], split_rows[0])
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_the_delta_net_gives_the_same_bits_for_every_split(pieces):
+    tokens = sum(pieces)
+    arguments = delta_arguments(3, tokens)
+    rows = random32(4, 4, HEADS, D_STATE, HEAD_DIM)
+    split_rows = rows.copy()
+    whole = run_delta(arguments, rows, [0, tokens], [3], [[0, 1]])
+    outputs, start, source = [], 0, 3
+    for piece in pieces:
+        part = slice(start, start + piece)
+        outputs.append(run_delta([argument[part] for argument in arguments], split_rows, [0, piece], [source], [[0, 1]]))
         start, source = start + piece, 0
     assert np.array_equal(whole, np.concatenate(outputs))
     assert np.array_equal(rows[0], split_rows[0])
@@ -201,6 +256,38 @@ def test_plane_p_holds_the_state_p_tokens_before_the_last_and_others_are_not_wri
         run_convolution(x[:shorter], window, [0, shorter], [0], [[0]])
         assert np.array_equal(states[plane], state[0])
         assert np.array_equal(windows[plane], window[0])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7])
+def test_plane_p_of_a_delta_net_holds_the_state_p_tokens_before_the_last(tokens):
+    arguments = delta_arguments(5, tokens)
+    states = np.full((4, HEADS, D_STATE, HEAD_DIM), np.nan, np.float32)
+    states[0] = 0
+    run_delta(arguments, states, [0, tokens], [0], [[0, 1, 2, 3]])
+    for plane in range(min(tokens, 4)):
+        state = np.zeros((1, *states.shape[1:]), np.float32)
+        run_delta([argument[: tokens - plane] for argument in arguments], state, [0, tokens - plane], [0], [[0]])
+        assert np.array_equal(states[plane], state[0])
+    assert np.isnan(states[tokens:]).all()
+
+
+def test_a_delta_net_may_read_from_one_of_its_own_planes():
+    arguments, states = delta_arguments(5, 4), random32(0, 4, HEADS, D_STATE, HEAD_DIM)
+    apart = np.concatenate([states, states])
+    y = run_delta(arguments, states, [0, 4], [2], [[0, 1, 2, 3]])
+    assert np.array_equal(y, run_delta(arguments, apart, [0, 4], [6], [[0, 1, 2, 3]]))
+    assert np.array_equal(states, apart[:4])
+
+
+def test_rotation_leaves_the_channels_beyond_the_table_as_they_are():
+    x = random32(0, 2, 3, 10)
+    cosine, sine = np.empty((2, 2), np.float32), np.empty((2, 2), np.float32)
+    rotary_table(np.array([3, 9]), 2, 10000.0, cosine, sine)
+    whole, part = x.copy(), x[:, :, :4].copy()
+    rotate(whole, cosine, sine)
+    rotate(part, cosine, sine)
+    assert np.array_equal(whole[:, :, :4], part)
+    assert np.array_equal(whole[:, :, 4:], x[:, :, 4:])
 
 
 def test_a_segment_may_read_from_one_of_its_own_planes():
@@ -269,3 +356,9 @@ def test_compiled_code_is_discarded_when_a_source_changes_and_only_then(tmp_path
     (folder / "one.py").write_text("@kernel\ndef f(x): return 2\n")
     assert discard_stale_code((folder,))
     assert not index.exists()
+
+
+def test_a_squared_relu_drops_what_is_negative_and_keeps_nan():
+    x = np.array([[-2.0, -0.0, 0.5], [3.0, np.nan, -np.inf]], np.float32)
+    squared_relu(x)
+    assert np.array_equal(x, np.array([[0, 0, 0.25], [9, np.nan, 0]], np.float32), equal_nan=True)

@@ -22,9 +22,18 @@ MODELS = {
     "lfm2-heads": Model("lfm2", 5, (("attention_period", 2), ("n_embd", 48), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2))),
     "lfm2-attention": Model("lfm2", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "lfm2-recurrent": Model("lfm2", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "nemotron_h": Model("nemotron_h", dimensions=(("n_layer", 4),)),
+    "nemotron_h-groups": Model("nemotron_h", 5, (("attention_period", 2), ("n_group", 2), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2))),
+    "qwen35": Model("qwen35", dimensions=(("n_layer", 3),)),
+    "qwen35-heads": Model(
+        "qwen35", 5, (("attention_period", 2), ("d_state", 6), ("head_dim", 10), ("n_group", 1), ("n_layer", 2), ("n_rot", 4))
+    ),
+    "qwen35-attention": Model("qwen35", dimensions=(("attention_period", 1), ("n_layer", 2))),
+    "qwen35-recurrent": Model("qwen35", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2"])
+FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "nemotron_h", "qwen35"])
 
 
 def opened(name, **changes):
@@ -478,7 +487,16 @@ def test_a_session_that_cannot_be_had_is_an_error_before_memory_is_taken(model, 
 
 @pytest.mark.parametrize(
     ("name", "guarantee", "n_rs_seq", "n_ctx"),
-    [("mamba2", "draft", 3, 0), ("lfm2", "draft", 3, 256), ("lfm2-attention", "all", 0, 256), ("lfm2-recurrent", "draft", 3, 0)],
+    [
+        ("mamba2", "draft", 3, 0),
+        ("lfm2", "draft", 3, 256),
+        ("lfm2-attention", "all", 0, 256),
+        ("lfm2-recurrent", "draft", 3, 0),
+        ("nemotron_h", "draft", 3, 256),
+        ("qwen35", "draft", 3, 256),
+        ("qwen35-attention", "all", 0, 256),
+        ("qwen35-recurrent", "draft", 3, 0),
+    ],
 )
 def test_capabilities_follow_the_models_layers(name, guarantee, n_rs_seq, n_ctx):
     capabilities = opened(name).capabilities

@@ -1,20 +1,22 @@
 """The recompute's own rules: how logs are laid out, and that an answer depends on nothing but its log."""
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from statedrift.oracle.delta_rule import gated_delta_rule, levels_of
 from statedrift.oracle.forest import Forest, leaf_logs, plan
 from statedrift.oracle.mamba2 import masked_quadratic_form
 from statedrift.oracle.recompute import Recompute, Request, recompute_of
 from statedrift.spec.errors import UsageError
+from statedrift.spec.families import FAMILIES
 from statedrift.spec.models import Model
 
-MODELS = (Model("mamba2"), Model("lfm2"))
+MODELS = tuple(map(Model, FAMILIES))
 each_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)
 
 Log = tuple[int, ...]
@@ -26,13 +28,16 @@ def random_log(length: int, seed: int = 0) -> Log:
     return tuple(np.random.default_rng(seed).integers(0, 64, length).tolist())
 
 
+def forest_path(forest: Forest, node: int) -> Iterator[int]:
+    """The node, its parent, and so on to the root."""
+    while node < forest.node_count:
+        yield node
+        node = int(forest.ancestors[1, node])
+
+
 def prefix_of(forest: Forest, node: int) -> Log:
     """The tokens from the root to the node."""
-    tokens = []
-    while node < forest.node_count:
-        tokens.append(int(forest.tokens[node]))
-        node = int(forest.ancestors[1, node])
-    return tuple(reversed(tokens))
+    return tuple(reversed([int(forest.tokens[ancestor]) for ancestor in forest_path(forest, node)]))
 
 
 def prefixes(logs: Sequence[Log]) -> set[Log]:
@@ -55,6 +60,38 @@ def test_every_prefix_is_one_node(logs: list[Log]) -> None:
     assert sorted(nodes) == sorted(prefixes(logs))
     for leaf, path in zip(leaves, forest.paths, strict=True):
         assert [nodes[node] for node in path[: len(leaf)]] == [leaf[:end] for end in range(1, len(leaf) + 1)]
+
+
+@given(some_logs)
+def test_levels_hold_every_node_behind_its_parent(logs: list[Log]) -> None:
+    (forest,) = plan(leaf_logs(logs)[0], window=2, node_max=1000, pair_max=1000)
+    levels = levels_of(forest)
+    by_depth = [part.tolist() for part in levels.order.split(list(levels.counts))]
+    assert sorted(node for nodes in by_depth for node in nodes) == list(range(forest.node_count))
+    for depth, nodes in enumerate(by_depth):
+        assert {len(prefix_of(forest, node)) for node in nodes} == {depth + 1}
+        if depth:
+            parent = levels.parent[depth - 1]
+            places = range(len(nodes)) if parent is None else parent.tolist()
+            assert [by_depth[depth - 1][place] for place in places] == [int(forest.ancestors[1, node]) for node in nodes]
+
+
+@given(some_logs)
+@settings(deadline=None)
+def test_the_delta_rule_over_a_forest_is_that_of_every_log_alone(logs: list[Log]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    key_of, value_of = (torch.randn(4, 2, size, dtype=torch.float64, generator=generator) for size in (3, 5))
+    (forest,) = plan(leaf_logs(logs)[0], window=2, node_max=1000, pair_max=1000)
+    key, value = key_of[forest.tokens], value_of[forest.tokens]
+    decay, beta = (torch.rand(4, 2, dtype=torch.float64, generator=generator)[forest.tokens] for _ in range(2))
+    y, _ = gated_delta_rule(key, key, value, decay, beta, levels_of(forest))
+    for node in range(forest.node_count):
+        state = torch.zeros(2, 5, 3, dtype=torch.float64)
+        for place in reversed([*forest_path(forest, node)]):
+            state = state * decay[place][:, None, None]
+            held = torch.einsum("hvk,hk->hv", state, key[place])
+            state = state + torch.einsum("hv,hk->hvk", beta[place][:, None] * (value[place] - held), key[place])
+        assert (y[node] - torch.einsum("hvk,hk->hv", state, key[node])).abs().max() <= 1e-10 * (1 + y.abs().max())
 
 
 @given(some_logs, st.integers(1, 30), st.integers(1, 40))

@@ -17,6 +17,8 @@ MODELS = {
     "lfm2": Model("lfm2"),
     "lfm2-attention": Model("lfm2", dimensions=(("attention_period", 1),)),
     "lfm2-recurrent": Model("lfm2", dimensions=(("attention_period", 9),)),
+    "nemotron_h": Model("nemotron_h"),
+    "qwen35": Model("qwen35"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 

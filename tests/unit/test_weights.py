@@ -17,6 +17,14 @@ GOLDEN = {
     ("lfm2", 1): "44cff216c0417127",
     ("lfm2", 2): "db78d2d8b14b92c4",
     ("lfm2", 3): "38dd70b846568854",
+    ("nemotron_h", 0): "507df30852d486d8",
+    ("nemotron_h", 1): "0aa084d4847d7abb",
+    ("nemotron_h", 2): "bc78de799c44a15b",
+    ("nemotron_h", 3): "e84160019c954f12",
+    ("qwen35", 0): "b24eba4c8efebc9c",
+    ("qwen35", 1): "eac5daa59a48d1bd",
+    ("qwen35", 2): "da3e8083bb725f9d",
+    ("qwen35", 3): "9a170f1c2f6be1e8",
 }
 
 

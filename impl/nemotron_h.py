@@ -1,0 +1,139 @@
+"""The incremental forward of nemotron_h.
+
+Rules
+- One call does one ubatch through all layers. Keys and values of all its tokens are written before any of them attends; a token sees only
+  positions up to its own, and nothing else of a position: keys are stored as they are, without rotation.
+- A Mamba-2 layer is `mamba2_mixer.mix`.
+Sources: Transformers' NemotronHForCausalLM; llama.cpp's src/models/nemotron-h.cpp.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec.families.family import Dimensions, Weights
+from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, head_size, mixer_dimensions, mlp_layers
+from .batches import SplitBatch
+from .cells import Plan
+from .forwards import Memory
+from .kernels import kernel
+from .kernels.attention import attend_each, locate_tokens, write_cells
+from .kernels.dense import add_rows, embed, linear, rms_norm, squared_relu, write_wanted_rows
+from .kernels.rows import zero_rows
+from .mamba2_mixer import MixerWeights, mix, mixer_room, mixer_shapes, prepare_mixer
+from .memory import aligned
+
+_EPSILON = np.float32(NORM_EPSILON)
+_MIXER, _ATTENTION, _MLP = range(3)
+
+
+class NemotronHWeights(NamedTuple):
+    """Weights as the forward uses them; matrices [in, out]. Layers of a kind are stacked apart. All float32 but kind and place."""
+
+    kind: np.ndarray  # int64 [layers], _MIXER, _ATTENTION or _MLP
+    place: np.ndarray  # int64 [layers], index among the layers of its kind
+    embedding: np.ndarray  # [n_vocab, n_embd]
+    norm: np.ndarray  # [layers, 1, n_embd]
+    mixer: MixerWeights
+    q_projection: np.ndarray  # [attention layers, n_embd, n_embd]
+    k_projection: np.ndarray  # [attention layers, n_embd, n_embd_kv]
+    v_projection: np.ndarray  # [attention layers, n_embd, n_embd_kv]
+    out_projection: np.ndarray  # [attention layers, n_embd, n_embd]
+    mlp_up: np.ndarray  # [MLP layers, n_embd, n_ff]
+    mlp_down: np.ndarray  # [MLP layers, n_ff, n_embd]
+    output_norm: np.ndarray  # [1, n_embd]
+    output: np.ndarray  # [n_embd, n_vocab]
+
+
+def prepare(dimensions: Dimensions, weights: Weights) -> NemotronHWeights:
+    """Lay the family's weights out for `forward`."""
+    mixer, attention, mlp = NEMOTRON_H.recurrent_layers(dimensions), NEMOTRON_H.attention_layers(dimensions), mlp_layers(dimensions)
+    n_embd, n_ff, n_embd_kv = dimensions["n_embd"], dimensions["n_ff"], head_size(dimensions) * dimensions["n_head_kv"]
+    kinds = {_MIXER: mixer, _ATTENTION: attention, _MLP: mlp}
+    kind_and_place = {layer: (kind, place) for kind, layers in kinds.items() for place, layer in enumerate(layers)}
+    kind, place = np.array([kind_and_place[layer] for layer in range(dimensions["n_layer"])], np.int64).T
+
+    def matrices(name: str, layers: tuple[int, ...], n_out: int, n_in: int) -> np.ndarray:
+        arrays = [weights[f"layers.{layer}.{name}"].T for layer in layers]
+        return aligned(np.stack(arrays) if arrays else np.zeros((0, n_in, n_out), np.float32))
+
+    return NemotronHWeights(
+        kind=kind.copy(),
+        place=place.copy(),
+        embedding=aligned(weights["token_embedding"]),
+        norm=aligned(np.stack([weights[f"layers.{layer}.norm"] for layer in range(dimensions["n_layer"])])[:, None, :]),
+        mixer=prepare_mixer(mixer_dimensions(dimensions), weights, mixer),
+        q_projection=matrices("q_projection", attention, n_embd, n_embd),
+        k_projection=matrices("k_projection", attention, n_embd_kv, n_embd),
+        v_projection=matrices("v_projection", attention, n_embd_kv, n_embd),
+        out_projection=matrices("out_projection", attention, n_embd, n_embd),
+        mlp_up=matrices("mlp_up", mlp, n_ff, n_embd),
+        mlp_down=matrices("mlp_down", mlp, n_embd, n_ff),
+        output_norm=aligned(weights["output_norm"][None, :]),
+        output=aligned(weights["output"].T),
+    )
+
+
+def shapes(dimensions: Dimensions) -> dict[str, Any]:
+    """The shapes of a layer's state rows and attention cells."""
+    attention = {"key_heads": dimensions["n_head_kv"], "head_dim": head_size(dimensions), "rope_theta": 0.0}
+    return mixer_shapes(mixer_dimensions(dimensions)) | attention
+
+
+@kernel
+def forward(weights: NemotronHWeights, memory: Memory, batch: SplitBatch, plan: Plan, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+    """One ubatch through the model.
+
+    weights, memory, batch, plan  NemotronHWeights, Memory, SplitBatch, Plan
+    ubatch                        which of the batch's ubatches
+    hidden                        True: the final norm's output instead of logits
+    y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
+    """
+    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
+    segment_start = batch.segment_start[first : last + 1]
+    start, end = segment_start[0], segment_start[last - first]
+    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
+    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
+    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
+
+    tokens = end - start
+    n_embd = weights.embedding.shape[1]
+    key_heads, head_dim = memory.keys.shape[2], memory.keys.shape[3]
+    positions = batch.positions[start:end]
+
+    stream = np.empty((tokens, n_embd), np.float32)
+    normed = np.empty((tokens, n_embd), np.float32)
+    query = np.empty((tokens, n_embd), np.float32)
+    mixed = np.empty((tokens, n_embd), np.float32)
+    key = np.empty((tokens, key_heads * head_dim), np.float32)
+    value = np.empty((tokens, key_heads * head_dim), np.float32)
+    inner = np.empty((tokens, weights.mlp_up.shape[2]), np.float32)
+    room = mixer_room(weights.mixer, tokens)
+    cells = np.empty(tokens, np.int64)
+    sequence_of = np.empty(tokens, np.int64)
+    if memory.keys.shape[0] > 0:
+        locate_tokens(batch.segment_sequence[first:last], segment_start, positions, memory.cell_of, sequence_of, cells)
+
+    embed(batch.tokens[start:end], weights.embedding, stream)
+    for layer in range(weights.kind.size):
+        rms_norm(stream, weights.norm[layer], _EPSILON, normed)
+        place = weights.place[layer]
+        if weights.kind[layer] == _MIXER:
+            mix(weights.mixer, place, memory, segment_start, source_row, plane_row, room, normed, normed)
+        elif weights.kind[layer] == _ATTENTION:
+            heads = n_embd // head_dim
+            linear(normed, weights.q_projection[place], query)
+            linear(normed, weights.k_projection[place], key)
+            linear(normed, weights.v_projection[place], value)
+            write_cells(key.reshape((tokens, key_heads, head_dim)), cells, memory.keys[place])
+            write_cells(value.reshape((tokens, key_heads, head_dim)), cells, memory.values[place])
+            query_heads = query.reshape((tokens, heads, head_dim))
+            mixed_heads = mixed.reshape((tokens, heads, head_dim))
+            attend_each(query_heads, memory.keys[place], memory.values[place], memory.cell_of, sequence_of, positions, mixed_heads)
+            linear(mixed, weights.out_projection[place], normed)
+        else:
+            linear(normed, weights.mlp_up[place], inner)
+            squared_relu(inner)
+            linear(inner, weights.mlp_down[place], normed)
+        add_rows(normed, stream)
+    write_wanted_rows(stream, batch.output_row[start:end], weights.output_norm, _EPSILON, weights.output, hidden, y)
