@@ -16,6 +16,7 @@ import numpy as np
 
 from ..oracle.recompute import Request, recompute_of, use_one_thread
 from ..spec.configuration import CacheConfiguration
+from ..spec.families import dimensions_of
 from ..spec.models import Model
 from ..spec.operations import OPEN, Decode
 from ..spec.target import Target
@@ -124,9 +125,10 @@ def _run_machine(target: Target, model: Model, tolerance: float, examples: int) 
     mix = Mix()
     cache = CacheConfiguration()
     sequences = st.integers(0, cache.n_seq_max - 1)
+    n_vocab = dimensions_of(model)["n_vocab"]
 
     def tokens(fewest: int, most: int) -> st.SearchStrategy[list[int]]:
-        return st.lists(st.integers(0, 63), min_size=fewest, max_size=most)
+        return st.lists(st.integers(0, n_vocab - 1), min_size=fewest, max_size=most)
 
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
