@@ -22,16 +22,19 @@ application = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Finds where a cached recurrent state drifts from the truth.",
-    epilog="Exit status: 0 clean, 1 a divergence, 2 could not test, 64 a usage error.",
+    epilog="Exit status: 0 clean, 1 a divergence, 2 could not test, 64 a usage error, 70 a fault of statedrift.",
 )
 bench = typer.Typer(rich_markup_mode=None, help="The suite's own measurements.")
 application.add_typer(bench, name="bench")
 
 TargetOption = Annotated[str, typer.Option("--target", metavar="TARGET", help="A target's name, or module:attribute.")]
 OptionalTarget = Annotated[str | None, typer.Option("--target", metavar="TARGET", help="A target's name, or module:attribute.")]
-ProgramArgument = Annotated[str, typer.Argument(metavar="PROGRAM", help="A file, an id of a campaign, or the text itself.")]
+ProgramArgument = Annotated[
+    str, typer.Argument(metavar="PROGRAM", help="A file, a finding's folder or id, the text itself, or - for standard input.")
+]
 CampaignOption = Annotated[
-    Path | None, typer.Option("--campaign", metavar="DIR", help="Where to look for an id; else every campaign in runs/.")
+    Path | None,
+    typer.Option("--campaign", metavar="DIR", help="Where to look for an id or a finding's folder; else every campaign in runs/."),
 ]
 UndocumentedOption = Annotated[
     bool,
@@ -61,7 +64,12 @@ def front(
 def fuzz(
     target: TargetOption,
     family: FamilyOption = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", help="How long to look for; 60 unless --programs is given.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds", help="How long to look for (60 unless --programs is given); reducing what was found may take a quarter more."
+        ),
+    ] = None,
     programs: Annotated[int | None, typer.Option("--programs", min=1, help="How many programs to try.")] = None,
     seed: SeedOption = 0,
     jobs: JobsOption = 1,
@@ -115,7 +123,7 @@ def reduce(
 @application.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A campaign's folder.")],
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the findings as CSV.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the findings as CSV; - is standard output.")] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write the findings as Parquet.")] = None,
 ) -> int:
     """Show a campaign again, or write its findings."""
@@ -176,7 +184,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     command: Callable[..., Any] = typer.main.get_command(application)
     try:
         status = command(args=arguments, prog_name="statedrift", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status if isinstance(status, int) else failures.OK
     except _click_exception as error:
         failures.complain(_usage_message(error))

@@ -16,7 +16,8 @@ from ..fuzz.retrace import Moment, retrace
 from ..fuzz.trial import Trial
 from ..oracle.contract import MAY, Span
 from ..oracle.recompute import Request, recompute_of
-from ..reports.terminal import place_text, plural, setting_text, wrapped
+from ..reports.terminal import log_lines, place_text, plural, right_lines, setting_text, undocumented_lines, wrapped
+from ..spec.configuration import CacheConfiguration
 from ..spec.models import Model
 from ..spec.operations import (
     OPEN,
@@ -41,10 +42,11 @@ from ..spec.operations import (
     operation_name,
 )  # fmt: skip
 from ..spec.programs import operation_text
+from ..spec.tokens import DIRTY_TOKEN_COUNT
 from ..spec.verdicts import DIVERGENCE_KINDS
 from .given import read_given, replay_words
 from .output import say
-from .replaying import status_of, tried
+from .replaying import sentences_of, status_of, tried, was_compared
 
 TOKENS_SHOWN_MAX = 12
 LOGITS_SHOWN = 3
@@ -61,21 +63,26 @@ _DEMANDS = {
 def explain_command(argument: str, target_name: str, undocumented: bool, campaign: Path | None) -> int:
     """Run one program and print every step; the answer is the exit status."""
     given = read_given(argument, campaign)
-    trial, documented, uses, _, version = tried(given.program, target_name)
+    trial, documented, uses, target, version = tried(given.program, target_name)
     lines = wrapped(f"{trial.verdict.kind} · {target_name} {version} · {trial.program.model.family}", "  ")
     if not documented:
-        lines += wrapped(f"  undocumented: it needs {', '.join(uses)}", "    ")
+        lines += undocumented_lines(f"it needs {', '.join(uses)}", sentences_of(uses, target))
+    if trial.verdict.kind == "ok":
+        lines += right_lines(trial.verdict, was_compared(trial))
     lines += wrapped("    " + setting_text(trial.program), "      ")
-    lines += step_lines(trial)
+    lines += step_lines(trial, target.poison)
     lines.append("")
+    lines += log_lines(trial.log)
     lines.append(f"  replay   {replay_words(given, target_name)}")
     say("\n".join(lines) + "\n")
     return status_of(trial.verdict, documented, undocumented)
 
 
-def step_lines(trial: Trial) -> list[str]:
-    """Every step that counts, as lines of text: those after a divergence are left out."""
+def step_lines(trial: Trial, poisons: bool = False) -> list[str]:
+    """Every step that counts, as lines of text: those after a divergence are left out. `poisons`: the target honours `start=poison`."""
     run = trial.run
+    if trial.verdict.kind in ("crash", "hang") and trial.verdict.operation_index is None:
+        return _opening_lines(trial, poisons)
     if run is None:
         return wrapped(f"  nothing is known of its steps: {trial.verdict.reason}", "    ")
     parting = trial.verdict.operation_index if trial.verdict.kind != "ok" else None
@@ -96,6 +103,30 @@ def step_lines(trial: Trial) -> list[str]:
                 lines += _fact_lines(label, value)
             return lines
     return lines + (_truth_lines(unfinished, rows) if unfinished else [])
+
+
+def _opening_lines(trial: Trial, poisons: bool) -> list[str]:
+    """The one step of a program whose target did not come to its first operation."""
+    verdict = trial.verdict
+    lines = ["", "  > opening"]
+    for label, value in (
+        ("sent", opening_text(trial.program.cache, poisons)),
+        ("said", verdict.kind),
+        ("parted", f"{verdict.kind} while opening" + (f": {verdict.reason}" if verdict.reason else "")),
+        ("expected", "an open session, or a refusal to open one"),
+    ):
+        lines += _fact_lines(label, value)
+    return lines
+
+
+def opening_text(cache: CacheConfiguration, poisons: bool) -> str:
+    """What a target is sent before the first operation, in words. `poisons`: it honours `start=poison`."""
+    if cache.start == "fresh" or (cache.start == "poison" and poisons):
+        return "open a session" + (" over poisoned memory" if cache.start == "poison" else "")
+    return (
+        f"open a session; then {DIRTY_TOKEN_COUNT} tokens to every sequence of 0..{cache.n_seq_max - 1}, one decode a sequence; "
+        "then clear everything but the data"
+    )
 
 
 def _fact_lines(label: str, value: str) -> list[str]:

@@ -2,14 +2,17 @@
 
 Rules
 - 0: nothing wrong; 1: a divergence; 2: could not test; 64: what was given cannot be used; 70: a fault of statedrift; 130: interrupted.
+- What the operating system refuses (a name too long, a full disk) is a line, too.
 - A traceback is shown only for a fault of statedrift, and only when STATEDRIFT_DEBUG is 1.
 """
 
+import errno
 import os
 import sys
 import traceback
 
 from ..spec.errors import UnavailableError, UsageError
+from .output import visible
 
 OK = 0
 DIVERGENCE = 1
@@ -22,7 +25,9 @@ _MESSAGE_CHARACTERS_MAX = 2000
 
 def complain(message: str) -> None:
     """Write one line, "statedrift: message", on standard error."""
-    line = " ".join(message.split())
+    if sys.stderr is None:  # closed by whoever started us
+        return
+    line = visible(" ".join(message.split()))
     print(f"statedrift: {line[:_MESSAGE_CHARACTERS_MAX]}", file=sys.stderr)
 
 
@@ -35,6 +40,10 @@ def status_of_failure(error: BaseException) -> int:
         case UnavailableError():
             complain(str(error))
             return COULD_NOT_TEST
+        case OSError():
+            place = f"{error.filename}: " if error.filename else ""
+            complain(f"{place}{error.strerror or error}")
+            return USAGE if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP) else COULD_NOT_TEST
         case KeyboardInterrupt():
             complain("interrupted")
             return INTERRUPTED

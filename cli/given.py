@@ -1,14 +1,15 @@
-"""What PROGRAM is on the command line: a file, an id of a campaign's finding, or the text itself.
+"""What PROGRAM is on the command line: a file, a finding's folder or id, the text itself, or `-` for standard input.
 
 Rules
-- Text has a space, a line end or a `;` and begins with `model`, or begins with `{`. A file wins over an id.
+- Text has a space, a line end or a `;` and begins with `model`, or begins with `{`. A file or folder wins over an id.
 - Nothing is read before its size and kind are known; what cannot be a program is refused with a reason.
-- Ids are looked for in the folder given by `--campaign`, else in every campaign below `runs/`.
+- Ids (at least 4 digits) and names of findings' folders are looked for in the folder given by `--campaign`, else in every campaign below `runs/`.
 """
 
 import re
 import shlex
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import msgspec
 
 from ..spec.errors import ProgramError, UsageError
 from ..spec.programs import Program, program_id, program_text, read_program
+from ..spec.verdicts import DIVERGENCE_KINDS
 
 FILE_BYTES_MAX = 8 << 20
 RUNS = Path("runs")
-_ID = re.compile(r"[0-9a-f]{6,12}")
+_NAME = re.compile(rf"(?:({'|'.join(DIVERGENCE_KINDS)})-)?([0-9a-f]{{4,12}})/?")
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -51,20 +53,25 @@ def read_given(argument: str, campaign: Path | None) -> Given:
         program = read_program(argument)
         return Given(program, one_line(program))
     if not argument:
-        raise UsageError("PROGRAM is empty; give a file, an id of a campaign, or the text itself")
+        raise UsageError("PROGRAM is empty; give a file, a finding's folder or id, the text itself, or - for standard input")
+    if argument == "-":
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; give a file, a finding's folder or id, or the text itself")
+        program = _program_in(sys.stdin.buffer.read(FILE_BYTES_MAX + 1), "standard input")
+        return Given(program, one_line(program))  # standard input cannot be read again
     path = Path(argument)
     try:
         exists = path.exists()
     except (OSError, ValueError) as error:
         raise UsageError(f"`{argument[:60]}` is no file, no id and no program text: {_why(error)}") from error
     if exists:
-        return Given(read_file(path), shlex.quote(argument))
-    if _ID.fullmatch(argument):
+        return Given(read_file(_inside(path)), shlex.quote(argument))
+    if name := _NAME.fullmatch(argument):
         where = "" if campaign is None else f" --campaign {shlex.quote(str(campaign))}"
-        program = _find_id(argument, campaign)
+        program = _find(name[1] or "*", name[2], campaign)
         return Given(program, program_id(program) + where)
     raise UsageError(
-        f"`{argument[:60]}` is no file, no id of a campaign and no program text; a text begins with its model, as in 'model lfm2 seed=0; decode 0:10'"
+        f"`{argument[:60]}` is no file, no finding's folder or id and no program text; a text begins with its model, as in 'model lfm2 seed=0; decode 0:10'"
     )
 
 
@@ -73,7 +80,7 @@ def read_file(path: Path) -> Program:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise UsageError(f"{path} is a folder{_hint_inside(path)}")
+            raise UsageError(f"{path} is a folder, not a program")
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{path} is no ordinary file")
         if status.st_size > FILE_BYTES_MAX:
@@ -82,25 +89,32 @@ def read_file(path: Path) -> Program:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {_why(error)}") from error
+    return _program_in(data, str(path))
+
+
+def _program_in(data: bytes, name: str) -> Program:
+    """The program in the bytes of a file called `name`."""
+    if len(data) > FILE_BYTES_MAX:
+        raise UsageError(f"{name} has more than {FILE_BYTES_MAX:,} bytes; a program has at most so many")
     if b"\0" in data:
-        raise UsageError(f"{path} is a binary file, not a program")
+        raise UsageError(f"{name} is binary, not a program")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a program: byte {error.start} is not UTF-8 text") from error
+        raise UsageError(f"{name} is not a program: byte {error.start} is not UTF-8 text") from error
     try:
         return read_program(text)
     except ProgramError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{name}: {error}") from error
 
 
 def _why(error: OSError | ValueError) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def _hint_inside(folder: Path) -> str:
-    inside = folder / "program.drift"
-    return f"; a finding's program is {inside}" if inside.is_file() else ", not a program"
+def _inside(path: Path) -> Path:
+    """The program of a finding's folder; any other path as it is."""
+    return path / "program.drift" if path.is_dir() and (path / "program.drift").is_file() else path
 
 
 def _campaign_folders(campaign: Path | None) -> list[Path]:
@@ -111,10 +125,11 @@ def _campaign_folders(campaign: Path | None) -> list[Path]:
     return sorted(folder for folder in RUNS.glob("*") if folder.is_dir())
 
 
-def _find_id(wanted: str, campaign: Path | None) -> Program:
+def _find(kind: str, wanted: str, campaign: Path | None) -> Program:
+    """The finding whose id begins with `wanted`; `kind` of the divergence may be "*"."""
     folders = _campaign_folders(campaign)
     found: dict[str, Program] = {}
-    for path in _program_files(folders, wanted):
+    for path in _program_files(folders, kind, wanted):
         try:
             program = read_file(path)
         except UsageError:
@@ -123,12 +138,13 @@ def _find_id(wanted: str, campaign: Path | None) -> Program:
             found[program_id(program)] = program
     if not found:
         where = ", ".join(map(str, folders)) if folders else f"{RUNS}/ (which holds no campaign)"
-        raise UsageError(f"no finding with id {wanted} in {where}; name its campaign with --campaign DIR")
+        named = f"with id {wanted}" if kind == "*" else f"{kind}-{wanted}"
+        raise UsageError(f"no finding {named} in {where}; name its campaign with --campaign DIR")
     if len(found) > 1:
         raise UsageError(f"id {wanted} is short for {', '.join(sorted(found))}; give more digits")
     return next(iter(found.values()))
 
 
-def _program_files(folders: list[Path], wanted: str) -> Iterator[Path]:
+def _program_files(folders: list[Path], kind: str, wanted: str) -> Iterator[Path]:
     for folder in folders:
-        yield from sorted(folder.glob(f"findings/*-{wanted[:6]}*/program.drift"))
+        yield from sorted(folder.glob(f"findings/{kind}-{wanted[:6]}*/program.drift"))

@@ -2,6 +2,7 @@
 
 Rules
 - Colour says only what the text says already; NO_COLOR and TERM=dumb turn it off.
+- Control characters that come with given texts or files are shown as escapes: they never reach a terminal.
 - With `--json` nothing but the object reaches standard output, whatever a native library writes.
 """
 
@@ -20,6 +21,11 @@ _HEADING = re.compile(
 _MARKED = re.compile(r" {0,2}> ")
 
 
+def visible(text: str) -> str:
+    """The text with every control character but the line end as an escape."""
+    return text if text.replace("\n", "").isprintable() else "".join(c if c == "\n" or c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def wants_colour() -> bool:
     """Whether standard output is a terminal that takes colour."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -36,10 +42,17 @@ def painted(text: str) -> str:
     return "\n".join(lines)
 
 
-def say(text: str) -> None:
-    """Write a text that ends in a line end to standard output. That nobody reads it any more changes no exit status."""
+def say(text: str, plain: bool = False) -> None:
+    """Write a text that ends in a line end to standard output. That nobody reads it any more changes no exit status.
+
+    plain  never coloured: data
+    """
+    if sys.stdout is None:  # closed by whoever started us
+        return
+    if not plain:
+        text = painted(visible(text)) if wants_colour() else visible(text)
     try:
-        sys.stdout.write(painted(text) if wants_colour() else text)
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # the interpreter's last flush must have somewhere to go
@@ -50,6 +63,9 @@ def say(text: str) -> None:
 @contextlib.contextmanager
 def standard_output_reserved() -> Iterator[None]:
     """While it lasts, whatever is written to file descriptor 1 goes to standard error."""
+    if sys.stdout is None:
+        yield
+        return
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -2,11 +2,14 @@
 
 Rules
 - Progress goes to standard error; the reduced program goes to standard output, and to `--out` as program text.
-- A program that does not diverge is shown as it is: there is nothing to reduce.
+- A program that does not diverge is shown as it is: there is nothing to reduce, and nothing is written.
+- A line of progress when there are fewer operations, else at most one in `PROGRESS_SECONDS`.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from ..fuzz.reduction import reduce_trial
 from ..fuzz.trial import Bench, Trial, answers_of
@@ -15,7 +18,9 @@ from ..spec.programs import program_text
 from ..store.files import write_whole
 from .given import Given, one_line, read_given, replay_words
 from .output import say
-from .replaying import status_of
+from .replaying import sentences_of, status_of, was_compared
+
+PROGRESS_SECONDS = 5.0
 
 
 def reduce_command(argument: str, target_name: str, out: Path | None, undocumented: bool, campaign: Path | None) -> int:
@@ -24,14 +29,15 @@ def reduce_command(argument: str, target_name: str, out: Path | None, undocument
     with Bench(target_name) as bench:
         start = bench.try_program(given.program)
         if not start.verdict.is_divergence:
-            say(_text(start, target_name, bench.version, replay_words(given, target_name)))
-            print("nothing to reduce: the program does not diverge", file=sys.stderr)
+            say(_text(start, bench, replay_words(given, target_name)))
+            unwritten = "" if out is None else f"; {out} is not written"
+            print(f"nothing to reduce: the program does not diverge{unwritten}", file=sys.stderr)
             return status_of(start.verdict, True, undocumented)
-        reduction = reduce_trial(start, bench, on_step=_show_step)
+        reduction = reduce_trial(start, bench, on_step=shown_steps(monotonic, lambda line: print(line, file=sys.stderr, flush=True)))
         uses = reduction.undocumented_uses
         trial = reduction.trial
         words = replay_words(Given(trial.program, one_line(trial.program)), target_name)
-        say(_text(trial, target_name, bench.version, words, "it needs " + ", ".join(uses) if uses else ""))
+        say(_text(trial, bench, words, uses))
     print(
         f"{plural(len(given.program.operations), 'operation')} reduced to {len(trial.program.operations)}; "
         f"{plural(reduction.tried, 'smaller program')} tried",
@@ -45,9 +51,24 @@ def reduce_command(argument: str, target_name: str, out: Path | None, undocument
     return status_of(trial.verdict, not uses, undocumented)
 
 
-def _text(trial: Trial, target_name: str, version: str, words: str, undocumented: str = "") -> str:
-    return verdict_text(trial.program, trial.verdict, target_name, version, answers_of(trial), words, undocumented, trial.log)
+def _text(trial: Trial, bench: Bench, words: str, uses: tuple[str, ...] = ()) -> str:
+    needs = "it needs " + ", ".join(uses) if uses else ""
+    return verdict_text(
+        trial.program, trial.verdict, bench.target_name, bench.version, answers_of(trial), words, needs, trial.log,
+        sentences_of(uses, bench.target), was_compared(trial),
+    )  # fmt: skip
 
 
-def _show_step(trial: Trial) -> None:
-    print(f"operations={len(trial.program.operations)} verdict={trial.verdict.kind}", file=sys.stderr)
+def shown_steps(clock: Callable[[], float], write: Callable[[str], None]) -> Callable[[Trial], None]:
+    """A function that writes a line for a smaller program, as the file's rules say; `clock` tells seconds."""
+    fewest: int | None = None
+    newest = clock()
+
+    def show(trial: Trial) -> None:
+        nonlocal fewest, newest
+        count = len(trial.program.operations)
+        if fewest is None or count < fewest or clock() - newest >= PROGRESS_SECONDS:
+            fewest, newest = count, clock()
+            write(f"operations={count} verdict={trial.verdict.kind}")
+
+    return show

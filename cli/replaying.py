@@ -8,6 +8,7 @@ Rules
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def replay_command(argument: str, target_name: str, as_json: bool, undocumented:
     if as_json:
         with standard_output_reserved():
             trial, documented, _, target, _ = tried(given.program, target_name)
-        say(json.dumps(replay_object(trial, target, documented), allow_nan=False) + "\n")
+        say(json.dumps(replay_object(trial, target, target_name, documented), allow_nan=False) + "\n")
     else:
         trial, documented, uses, target, version = tried(given.program, target_name)
         say(
@@ -46,6 +47,8 @@ def replay_command(argument: str, target_name: str, as_json: bool, undocumented:
                 replay_words(given, target_name),
                 "" if documented else "it needs " + ", ".join(uses),
                 trial.log,
+                sentences_of(uses, target),
+                was_compared(trial),
             )
         )
     return status_of(trial.verdict, documented, undocumented)
@@ -57,6 +60,16 @@ def tried(program: Program, target_name: str) -> tuple[Trial, bool, tuple[str, .
         trial = bench.try_program(program)
         documented, uses = is_documented(trial, bench)
         return trial, documented, uses, bench.target, bench.version
+
+
+def sentences_of(uses: Sequence[str], target: Target) -> tuple[str, ...]:
+    """For every undocumented use, what the target's documentation says, e.g. "divide: llama_memory_seq_div: ..."."""
+    return tuple(f"{entry.use}: {entry.sentence}" for entry in target.undocumented if entry.use in uses)
+
+
+def was_compared(trial: Trial) -> bool:
+    """Whether any output row of a trial was compared with the truth."""
+    return trial.run is not None and any(span.indices for span in trial.run.spans)
 
 
 def status_of(verdict: Verdict, documented: bool, undocumented: bool) -> int:
@@ -71,8 +84,8 @@ def finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def replay_object(trial: Trial, target: Target, documented: bool) -> dict[str, Any]:
-    """The object that `replay --json` prints; `ops` has the operations that were reached.
+def replay_object(trial: Trial, target: Target, target_name: str, documented: bool) -> dict[str, Any]:
+    """The object that `replay --json` prints; `ops` has the operations that were reached; `target` is the word it was given, as in a finding.
 
     A target that cannot poison its memory runs `start=poison` as `dirty`; the object then says so with a last key, `start`.
     """
@@ -81,10 +94,10 @@ def replay_object(trial: Trial, target: Target, documented: bool) -> dict[str, A
     result: dict[str, Any] = {
         "format": FORMAT,
         "program": program_id(program),
-        "target": target.name,
+        "target": target_name,
         "verdict": verdict.kind,
         "documented": documented,
-        "signature": fine_signature(target.name, program, verdict) if verdict.is_divergence else None,
+        "signature": fine_signature(target_name, program, verdict) if verdict.is_divergence else None,
         "op_index": verdict.operation_index,
         "sequence": verdict.sequence,
         "position": verdict.position,

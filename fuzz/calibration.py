@@ -3,6 +3,7 @@
 Rules
 - The floor is the largest error over single-sequence decodings in fresh sessions, whole and token by token, with no state operation.
   Several sequences and cut-up batches are tests, not calibration: an engine that gets them wrong must not blunt its own check.
+- Rows that are not finite are a fault, not noise: they are left out here, and the campaign finds them.
 - tolerance = max(20 x floor, 1e-5). Steps as wrong as a wrong state would make them are a fault, not noise. A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
 - A measured floor is remembered per target version and model, so that it is measured once on a machine.
 """

@@ -7,6 +7,9 @@ Rules
 - A family that cannot be tested is said, not left out in silence.
 """
 
+import contextlib
+import signal
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -50,6 +53,7 @@ AFTERTIME_SHARE = 0.25
 """How much longer than its time a campaign may go on reducing what nothing explains yet."""
 ACCOUNT_SECONDS = 10.0
 WARM_UP_PROGRAMS = 8
+NOT_JUDGED_KEPT = 3
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -171,6 +175,7 @@ class _Campaign:
         self.findings = _Findings()
         self.noise: dict[str, Noise] = {}
         self.could_not_test: dict[str, str] = {}
+        self.not_judged: list[tuple[str, str]] = []
         self.programs = self.operations = 0
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.verdicts: Counter[str] = Counter()
@@ -248,6 +253,7 @@ class _Campaign:
         """Take over a shard's result."""
         for divergent in result.divergent:
             self.findings.add_divergent(self.waiting(divergent))
+        self.not_judged += result.not_judged[: NOT_JUDGED_KEPT - len(self.not_judged)]
         self.programs += result.programs
         self.operations += result.operations
         for name, counts in result.outcomes.items():
@@ -359,6 +365,7 @@ class _Campaign:
             verdicts=dict(self.verdicts),
             noise=self.noise,
             could_not_test=self.could_not_test,
+            not_judged=tuple(self.not_judged),
             seconds_generating=round(self.seconds_generating, 3),
             seconds_running=round(self.seconds_running, 3),
             seconds_judging=round(self.seconds_judging, 3),
@@ -396,8 +403,26 @@ class _Campaign:
             write_finding(self.settings.out / FINDINGS_FOLDER, finding, None)
 
 
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a campaign as Ctrl-C does: with its summary, and nothing left behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
-    """Run a campaign to its end, or to Ctrl-C; the campaign says whether it is complete.
+    """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete.
 
     Raises UsageError for settings that make no campaign or a folder that cannot be written, UnavailableError when the target cannot be used.
     """
@@ -408,5 +433,5 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()
-    with Bench(settings.target) as bench, settled_heap():
+    with _ended_by_signals(), Bench(settings.target) as bench, settled_heap():
         return _Campaign(settings, bench, on_progress).run()

@@ -16,6 +16,7 @@ import gc
 import mmap
 import os
 import select
+import shutil
 import signal
 import struct
 import sys
@@ -201,6 +202,7 @@ def main(target_name: str, place_path: str) -> None:
             code, is_over = _await_end(worker, alive, requests)
             os.close(alive)
             if is_over:
+                shutil.rmtree(Path(place_path).parent, ignore_errors=True)  # a parent that was killed cannot do it
                 return
             write_frame(answers, msgspec.msgpack.encode(Died(worker, code)))
 

@@ -69,7 +69,7 @@ class Run(msgspec.Struct, frozen=True):
     steps    one for every operation that was reached
     spans    which log each output row belongs to
     rows     for every operation with spans, float32 rows as bytes, and their width
-    verdict  a divergence in answers or positions, or None
+    verdict  a divergence in answers or positions; None says nothing of output rows, which are judged later (fuzz/judgement.py)
     capabilities  of the last session
     sessions capabilities of every session, in order: the first, and one for every reopen
     """
@@ -194,6 +194,8 @@ class _Walk:
             return Step(outcome, demand.word, demand.reason, tuple(self.checker.before)), None
         try:
             outcome = self._perform(index, operation)
+            if not isinstance(outcome, Outcome):
+                raise TypeError(f"the answer must be an Outcome, not {type(outcome).__name__}")
             positions = self._positions()
         except (UsageError, UnavailableError):
             raise

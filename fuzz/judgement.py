@@ -107,6 +107,10 @@ def _wrong_rows(run: Run, span_number: int, errors: np.ndarray, tolerance: float
 
 
 def worst_error(model: Model, runs: Sequence[Run]) -> float:
-    """The largest error over all rows of all runs; NaN when any is not finite."""
+    """The largest finite error over all rows of all runs; NaN when there are rows and none is finite."""
     flat = [errors for run_errors in span_errors(model, runs) for errors in run_errors if len(errors)]
-    return float(np.max(np.concatenate(flat))) if flat else 0.0
+    if not flat:
+        return 0.0
+    errors = np.concatenate(flat)
+    finite = errors[np.isfinite(errors)]
+    return float(finite.max()) if len(finite) else float("nan")

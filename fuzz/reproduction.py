@@ -91,7 +91,8 @@ def _replay_script(finding: Finding) -> str:
     return _head(finding, "Needs statedrift: this target is driven through it.") + (
         "import subprocess\nimport sys\n\n"
         f'PROGRAM = """\\\n{program_text(finding.program)}"""\n\n'
-        f'sys.exit(subprocess.call([sys.executable, "-m", "statedrift", "replay", PROGRAM, "--target", "{finding.target}", "--undocumented"]))\n'
+        f'status = subprocess.call([sys.executable, "-m", "statedrift", "replay", PROGRAM, "--target", "{finding.target}", "--undocumented"])\n'
+        "sys.exit(status if status in (0, 1) else 2)\n"
     )
 
 

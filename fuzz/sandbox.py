@@ -29,7 +29,7 @@ from ..spec.verdicts import Verdict
 from .engine_child import FRAME_BYTES_MAX, LENGTH, PLACE, Answered, Died, Failed, Frame, Ran, Ready, Request, write_frame
 from .execution import Run
 
-PROGRAM_SECONDS_MAX = 30.0
+PROGRAM_SECONDS_MAX = 60.0
 START_SECONDS_MAX = 120.0
 CLOSE_SECONDS_MAX = 2.0
 LOG_LINES = 12
@@ -58,7 +58,7 @@ class Sandbox:
         self.target_name = target_name
         self.program_seconds_max = program_seconds_max
         self._batch = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="statedrift-")
+        self._folder = tempfile.TemporaryDirectory(prefix="statedrift-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         self._place = (folder / "place").open("w+b", buffering=0)
         self._place.write(PLACE.pack(-1, -1, -1, -1))
@@ -161,7 +161,8 @@ class Sandbox:
         lines = [line.strip() for line in self._log_end().decode(errors="replace").splitlines() if line.strip()]
         fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), len(lines))
         call = next((line for line in lines[fatal:] if line.startswith("File ")), None)
-        return (*lines[:fatal][-LOG_LINES:], *lines[fatal : fatal + 1], *([call] if call else []))
+        words = reversed(dict.fromkeys(reversed(lines[:fatal])))  # of what is said again, the last time counts
+        return (*list(words)[-LOG_LINES:], *lines[fatal : fatal + 1], *([call] if call else []))
 
     def run(self, programs: Sequence[Program]) -> list[Run | Death | Failed]:
         """Run programs one after another; every one of them gets an answer."""

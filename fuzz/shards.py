@@ -24,7 +24,7 @@ from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
 from ..spec.operations import operation_name
-from ..spec.programs import Program
+from ..spec.programs import Program, program_text
 from ..store.campaigns import Noise
 from .generation import generate, model_for
 from .trial import Bench, Trial
@@ -44,7 +44,7 @@ class ShardResult(msgspec.Struct, frozen=True):
 
     outcomes  operation name -> outcome word -> count
     verdicts  verdict kind -> programs
-    harness_errors  what went wrong with ours
+    not_judged  programs that were neither right nor wrong: why, and their text on one line
     seconds_* of wall time
     """
 
@@ -54,7 +54,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     outcomes: dict[str, dict[str, int]]
     verdicts: dict[str, int]
     divergent: tuple[Divergent, ...]
-    harness_errors: tuple[str, ...]
+    not_judged: tuple[tuple[str, str], ...]
     seconds_generating: float
     seconds_running: float
     seconds_judging: float
@@ -94,7 +94,11 @@ def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], coun
         {name: dict(counts) for name, counts in outcomes.items()},
         dict(Counter(trial.verdict.kind for trial in trials)),
         tuple(Divergent(number, _light(trial)) for number, trial in enumerate(trials) if trial.verdict.is_divergence),
-        tuple(trial.verdict.reason for trial in trials if trial.verdict.kind in ("harness-error", "unknown")),
+        tuple(
+            (f"{trial.verdict.kind}: {trial.verdict.reason}", "; ".join(program_text(trial.program).splitlines()))
+            for trial in trials
+            if trial.verdict.kind in ("harness-error", "unknown")
+        ),
         generated - started,
         bench.spent.running - running,
         bench.spent.judging - judging,

@@ -153,7 +153,7 @@ def _measured(bench: Bench, families: tuple[str, ...], seconds: float, seed: int
         programs += result.programs
         operations += result.operations
         divergent += len(result.divergent)
-        failed += len(result.harness_errors)
+        failed += len(result.not_judged)
         generating += result.seconds_generating
         running += result.seconds_running
         judging += result.seconds_judging

@@ -6,6 +6,7 @@ Rules
 - A fault of ours is the verdict `harness-error`; it is never counted against the target.
 """
 
+import atexit
 import traceback
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from ..spec.families import family_of
 from ..spec.models import Model
 from ..spec.operations import Reopen
 from ..spec.programs import Program
+from ..spec.target import Target
 from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
 from ..store.findings import Answer
@@ -75,15 +77,19 @@ class Spent(msgspec.Struct):
 
 
 class Bench:
-    """A target, ready to try programs. Raises UsageError for an unknown target, UnavailableError when it cannot be used here."""
+    """A target, ready to try programs; given by name, or (never one that needs a child process) as the object itself. Raises UsageError for an unknown target, UnavailableError when it cannot be used here."""
 
-    def __init__(self, target_name: str) -> None:
-        self.target_name = target_name
-        self.target = load_target(target_name)
-        self.sandbox = Sandbox(target_name) if self.target.isolated else None
+    def __init__(self, target: str | Target) -> None:
+        self.target_name = target if isinstance(target, str) else target.name
+        self.target = load_target(target) if isinstance(target, str) else target
+        if self.target.isolated and not isinstance(target, str):
+            raise UsageError(f"target {self.target_name} runs in a child process, which finds it by name; give its name")
+        self.sandbox = Sandbox(self.target_name) if self.target.isolated else None
         self.version = self.sandbox.version if self.sandbox else self.target.version()
         self.spent = Spent()
         self._noise: dict[Model, Noise] = {}
+        # a target in development changes without changing its version: what was measured before says nothing of it
+        self._is_installed = isinstance(target, str) and ":" not in target
 
     def __enter__(self) -> Self:
         return self
@@ -103,10 +109,11 @@ class Bench:
                 raise UnavailableError(
                     f"could not test: target {self.target_name} does not run family {model.family}; it runs {', '.join(self.target.families)}"
                 )
-            noise = remembered_noise(self.target_name, self.version, model)
+            noise = remembered_noise(self.target_name, self.version, model) if self._is_installed else None
             if noise is None:
                 noise = measure_noise(model, self._run_plain)
-                remember_noise(self.target_name, self.version, model, noise)
+                if self._is_installed:
+                    remember_noise(self.target_name, self.version, model, noise)
             self._noise[model] = noise
         return self._noise[model]
 
@@ -204,3 +211,25 @@ def _plain_run(result: Run | Death | Failed) -> Run:
             raise UnavailableError(f"could not test: a plain decoding of one sequence ended in a {verdict.kind} ({verdict.reason})")
         case Failed(message=message):
             raise UnavailableError(f"could not test: {message}")
+
+
+def check(program: Program, target: str | Target) -> Verdict:
+    """Run a program on a target and judge every answer, position and output row: the whole verdict.
+
+    target  a name (as on the command line), or an object that follows spec.target.Target
+    The first program of a model on a target also measures the target's noise, which takes some seconds. Raises UnavailableError
+    when the target cannot be used or judged, UsageError for an unknown one.
+    """
+    return _bench_of(target).try_program(program).verdict
+
+
+_benches: dict[str | int, Bench] = {}
+
+
+def _bench_of(target: str | Target) -> Bench:
+    """The bench of a target, kept until the process ends."""
+    key = target if isinstance(target, str) else id(target)  # a bench keeps its target, so that the id stays its own
+    if key not in _benches:
+        _benches[key] = Bench(target)
+        atexit.register(_benches[key].close)
+    return _benches[key]

@@ -15,6 +15,7 @@ from ..spec.programs import program_id
 from ..store.campaigns import Campaign
 from ..store.files import write_whole
 from ..store.findings import Finding
+from .terminal import in_order
 
 FINDING_COLUMNS: dict[str, str] = {
     "target": "string",
@@ -65,11 +66,11 @@ def _row(finding: Finding) -> dict[str, object]:
 
 
 def findings_frame(campaign: Campaign) -> pd.DataFrame:
-    """One row a finding, in the campaign's order; columns and dtypes as in `FINDING_COLUMNS`, also for no finding.
+    """One row a finding, in the order in which `report` numbers them (`terminal.in_order`); columns and dtypes as in `FINDING_COLUMNS`, also for no finding.
 
     `operation_index` counts from 0; `error` and `tolerance` are max|y - r| / (1 + rms(r)); `first_seen` is UTC.
     """
-    rows = [_row(finding) for finding in campaign.findings]
+    rows = [_row(finding) for finding in in_order(campaign.findings)]
     columns = {}
     for name, dtype in FINDING_COLUMNS.items():
         values = [row[name] for row in rows]
@@ -80,9 +81,14 @@ def findings_frame(campaign: Campaign) -> pd.DataFrame:
     return pd.DataFrame(columns, columns=list(FINDING_COLUMNS))
 
 
+def csv_text(frame: pd.DataFrame) -> str:
+    """Comma-separated values with a heading, LF; a missing value is empty."""
+    return str(frame.to_csv(index=False, lineterminator="\n"))
+
+
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write comma-separated values with a heading, UTF-8, LF; a missing value is empty. Raises UsageError when it cannot be written."""
-    write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode())
+    """Write `csv_text` as UTF-8. Raises UsageError when it cannot be written."""
+    write_whole(path, csv_text(frame).encode())
 
 
 def write_parquet(frame: pd.DataFrame, path: Path) -> None:

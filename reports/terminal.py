@@ -152,30 +152,48 @@ def _labelled(label: str, value: str) -> str:
     return f"  {label:<8} {value}"  # never wrapped: it is there to be copied
 
 
-def _log_lines(log: Sequence[str]) -> list[str]:
+def log_lines(log: Sequence[str]) -> list[str]:
+    """The engine's last words as lines of text; none when it said nothing."""
     return ["  the engine's last words", *(line for words in log for line in wrapped("    " + words, "      "))] if log else []
+
+
+def undocumented_lines(undocumented: str, sentences: Sequence[str]) -> list[str]:
+    """What a program needs that the target's documentation does not promise, and the sentences of the documentation about it."""
+    lines = wrapped("  undocumented: " + undocumented, "    ")
+    return lines + [line for sentence in sentences for line in wrapped("    " + sentence, "      ")]
+
+
+def right_lines(verdict: Verdict, compared: bool) -> list[str]:
+    """What is known of a program that is right. `compared`: an output row was compared with the truth."""
+    if not compared:
+        return ["  no output was compared; nothing else is wrong"]
+    if verdict.error is None or verdict.tolerance is None:
+        return []
+    return [f"  every answer is right; outputs are off by at most {verdict.error:.2g} (tolerance {verdict.tolerance:.2g})"]
 
 
 def verdict_text(
     program: Program, verdict: Verdict, target: str, version: str, answers: Sequence[Answer], replay: str,
-    undocumented: str = "", log: Sequence[str] = (),
+    undocumented: str = "", log: Sequence[str] = (), sentences: Sequence[str] = (), compared: bool = True,
 ) -> str:  # fmt: skip
     """One program on one target, for people: the verdict, the numbered program, and how to see it again.
 
     replay         the command that does it again
     undocumented   what the program needs that the target's own documentation does not promise; empty when nothing
     log            the engine's last lines, for a crash or a hang
+    sentences      of that documentation, on which `undocumented` rests
+    compared       whether any output row was compared with the truth
     """
     lines = wrapped(f"{verdict.kind} · {target} {version} · {program.model.family}", "  ")
     title = verdict.reason if verdict.kind not in (*_ROW_KINDS, "ok") else ""
-    if verdict.kind == "ok" and verdict.error is not None and verdict.tolerance is not None:
-        lines.append(f"  every answer is right; outputs are off by at most {verdict.error:.2g} (tolerance {verdict.tolerance:.2g})")
+    if verdict.kind == "ok":
+        lines += right_lines(verdict, compared)
     if title:
         lines += wrapped("  " + title, "    ")
     if undocumented and verdict.kind in DIVERGENCE_KINDS:
-        lines += wrapped("  undocumented: " + undocumented, "    ")
+        lines += undocumented_lines(undocumented, sentences)
     lines += numbered_program(program, verdict, answers, title)
-    lines += _log_lines(log)
+    lines += log_lines(log)
     lines.append(_labelled("replay", replay))
     return "\n".join(lines) + "\n"
 
@@ -202,7 +220,7 @@ def finding_text(number: int, finding: Finding, replay: str, script: str = "") -
     if not finding.documented:
         lines += wrapped("  undocumented: it needs " + ", ".join(finding.undocumented_uses), "    ")
     lines += numbered_program(finding.program, finding.verdict, finding.answers, finding.title)
-    lines += _log_lines(finding.log)
+    lines += log_lines(finding.log)
     lines.append(_labelled("replay", replay))
     if script:
         lines.append(_labelled("script", script))
@@ -293,6 +311,8 @@ def account_text(account: Account) -> str:
         gaps += wrapped("never executed: " + ", ".join(names), "  ")
     if names := never_accepted(account):
         gaps += wrapped("never accepted: " + ", ".join(names), "  ")
+    for reason, text in account.not_judged:
+        gaps += wrapped(f"not judged: {reason}", "  ") + wrapped(f"  {text}", "    ")
     for family, reason in account.could_not_test.items():
         gaps += wrapped(f"could not test {family}: {reason.removeprefix('could not test: ')}", "  ")
     return "\n".join([*lines, *([""] if gaps else []), *gaps]) + "\n"
@@ -310,13 +330,20 @@ def verdict_sentence(campaign: Campaign) -> str:
     return sentence
 
 
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings in the order in which they are numbered: documented ones first, each in the order they were found."""
+    return sorted(findings, key=lambda finding: (not finding.documented, finding.found_after_programs, finding.signature))
+
+
 def campaign_text(campaign: Campaign, replay_of: Callable[[Finding], str], script_of: Callable[[Finding], str]) -> str:
-    """The account, the findings (documented ones first, each in the order they were found), and the sentence that says how it ended.
+    """The account, the findings (`in_order`), and the sentence that says how it ended.
 
     replay_of, script_of   the command and the script that show a finding again; an empty script is left out
     """
     parts = [account_text(campaign.account)]
-    ordered = sorted(campaign.findings, key=lambda finding: (not finding.documented, finding.found_after_programs, finding.signature))
-    parts += [finding_text(number, finding, replay_of(finding), script_of(finding)) for number, finding in enumerate(ordered, 1)]
+    parts += [
+        finding_text(number, finding, replay_of(finding), script_of(finding))
+        for number, finding in enumerate(in_order(campaign.findings), 1)
+    ]
     parts.append("\n".join(wrapped(verdict_sentence(campaign), "  ")) + "\n")
     return "\n".join(parts)

@@ -16,7 +16,7 @@ import msgspec
 
 from .configuration import CACHE_KEYS, CacheConfiguration, changed, check_configuration, check_key
 from .errors import ProgramError, UsageError
-from .families import dimensions_of
+from .families import dimensions_of, family_of
 from .models import Model, check_seed, model_text
 from .operations import (
     OPEN,
@@ -58,6 +58,10 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Model
     cache: CacheConfiguration
     operations: tuple[AnyOperation, ...]
+
+    def __repr__(self) -> str:
+        """The program as an expression to paste, for failing tests."""
+        return f"parse_program({'; '.join(program_text(self).splitlines())!r})"
 
 
 # --- writing -------------------------------------------------------------------------------------------------------------
@@ -291,15 +295,20 @@ def _cache_changes(words: list[Word]) -> dict[str, int | str]:
 def _read_model(words: list[Word]) -> Model:
     if len(words) < 2:
         _fail(words[0], "`model` needs a family, as in `model lfm2 seed=0`")
+    try:
+        defaults = family_of(Model(words[1].text)).defaults
+    except UsageError as error:
+        _fail(words[1], str(error))
     seed, dimensions = 0, []
     for key, (word, value) in _settings(words[2:]).items():
         if key == "seed":
             seed = _number(word, value, "`seed`", 0, (1 << 32) - 1)
-        else:
+        elif key in defaults:
             dimensions.append((key, _number(word, value, f"`{key}`", 1)))
+        else:  # before its value, which says nothing when the name is not known
+            _fail(word, f"family {words[1].text} has no dimension `{key[:40]}`; there are seed, {', '.join(defaults)}")
     model = Model(words[1].text, seed, tuple(sorted(dimensions)))
     try:
-        defaults = dict(dimensions_of(Model(model.family)))
         dimensions_of(model)
     except UsageError as error:
         culprit = next((word for word in words[2:] if f"`{word.text.partition('=')[0]}`" in str(error)), words[1])
@@ -542,7 +551,7 @@ def parse_program_json(data: bytes | str) -> Program:
         raise ProgramError(f"the JSON has {len(data)} bytes; a program has at most {4 * TEXT_CHARACTERS_MAX}")
     try:
         document = msgspec.json.decode(data, type=_Document)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeError) as error:
         raise ProgramError(f"this is no program in JSON: {error}") from None
     return _checked_program(document)
 

@@ -5,7 +5,8 @@ Rules
 - What is not listed in `__all__` is reached through its room (`statedrift.spec`, `statedrift.oracle`, ...) and may change.
 
     program = parse_program("model lfm2 seed=0; decode 0:10; decode 0:4; rollback 0 2; decode 0:1/1")
-    run = execute(program, target)          # what a target answered, operation by operation
+    check(program, "numba").kind            # "ok", or what went wrong first: answers, positions and outputs are judged
+    execute(program, target)                # only what a target answered, operation by operation; no output is compared
     @given(programs())                      # a Hypothesis strategy over whole programs
 """
 
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .fuzz.execution import execute
     from .fuzz.generation import programs
+    from .fuzz.trial import check
     from .spec.programs import Program, parse_program, program_text
 
     __version__: str
 
-__all__ = ["Program", "__version__", "execute", "parse_program", "program_text", "programs"]
+__all__ = ["Program", "__version__", "check", "execute", "parse_program", "program_text", "programs"]
 
 _ROOMS = {
     "Program": "spec.programs",
     "parse_program": "spec.programs",
     "program_text": "spec.programs",
+    "check": "fuzz.trial",
     "execute": "fuzz.execution",
     "programs": "fuzz.generation",
 }

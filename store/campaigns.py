@@ -31,6 +31,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verdicts        verdict kind -> programs
     noise           family -> measured floor and tolerance (the largest over the family's models)
     could_not_test  family -> why
+    not_judged      the first programs that were neither right nor wrong: why, and their text on one line
     seconds_*       of wall time, summed over jobs
     """
 
@@ -52,6 +53,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds_judging: float
     seconds_reducing: float
     complete: bool
+    not_judged: tuple[tuple[str, str], ...] = ()
     format: int = FORMAT
 
 

@@ -146,9 +146,19 @@ def test_a_run_that_ended_early_could_not_be_tested() -> None:
 
 
 @pytest.mark.usefixtures("few_tokens")
-def test_rows_that_are_no_numbers_could_not_be_tested() -> None:
+def test_rows_that_are_no_numbers_are_left_to_the_campaign() -> None:
+    assert measure_noise(MODEL, lambda programs: truthful(programs, float("nan"), 5e-5)).floor == pytest.approx(5e-5, rel=0.01)
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_a_target_without_one_finite_row_could_not_be_tested() -> None:
+    def spoiled(programs: Sequence[Program]) -> list[Run]:
+        runs = truthful(programs)
+        rows = [{index: (b"\xff" * len(data), width) for index, (data, width) in run.rows.items()} for run in runs]
+        return [msgspec.structs.replace(run, rows=row) for run, row in zip(runs, rows, strict=True)]
+
     with pytest.raises(UnavailableError, match="nan"):
-        measure_noise(MODEL, lambda programs: truthful(programs, float("nan")))
+        measure_noise(MODEL, spoiled)
 
 
 NOISES = [

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from statedrift.cli import application, failures, output
 from statedrift.cli.fuzzing import checked_settings, status_of_campaign
 from statedrift.cli.inventory import families_text, targets_text
 from statedrift.cli.progress import PLAIN_SECONDS, live_line, plain_progress
+from statedrift.cli.reducing import PROGRESS_SECONDS, shown_steps
 from statedrift.cli.replaying import finite, replay_object, status_of
 from statedrift.fuzz.campaign import Progress
 from statedrift.fuzz.trial import Trial
@@ -17,8 +19,8 @@ from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.programs import parse_program, program_id
 from statedrift.spec.verdicts import DIVERGENCE_KINDS, Verdict, VerdictKind
-from statedrift.store.campaigns import Account, Campaign
-from statedrift.store.findings import Finding
+from statedrift.store.campaigns import Account, Campaign, write_account
+from statedrift.store.findings import Finding, write_finding
 from statedrift.targets.llamacpp import TARGET as LLAMACPP
 from statedrift.targets.numba import TARGET as NUMBA
 
@@ -86,7 +88,7 @@ def trial(verdict: Verdict, program_text: str = "model lfm2 seed=0; decode 0:2; 
 
 
 def test_the_json_object_has_exactly_its_keys_in_order() -> None:
-    found = replay_object(trial(Verdict("wrong-output", 2, 0, 1, "self", 22.8, 2e-5)), NUMBA, True)
+    found = replay_object(trial(Verdict("wrong-output", 2, 0, 1, "self", 22.8, 2e-5)), NUMBA, "numba", True)
     assert list(found.items()) == [
         ("format", 1),
         ("program", program_id(PROGRAM)),
@@ -104,17 +106,23 @@ def test_the_json_object_has_exactly_its_keys_in_order() -> None:
     ]
 
 
+def test_the_json_object_names_the_target_as_the_command_line_did() -> None:
+    found = replay_object(trial(Verdict("wrong-output", 2, 0, 1, "self", 22.8, 2e-5)), NUMBA, "my_cache:TARGET", True)
+    assert found["target"] == "my_cache:TARGET"
+    assert found["signature"].startswith("my_cache:TARGET/lfm2 ")
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_null(number: float) -> None:
     assert finite(number) is None
-    found = replay_object(trial(Verdict("nonfinite", 2, 0, 1, "self", number, 2e-5)), NUMBA, True)
+    found = replay_object(trial(Verdict("nonfinite", 2, 0, 1, "self", number, 2e-5)), NUMBA, "numba", True)
     assert json.loads(json.dumps(found, allow_nan=False))["error"] is None
 
 
 @pytest.mark.parametrize("text", ["model lfm2; cache start=poison; decode 0:1", "model lfm2; decode 0:1; reopen start=poison; decode 0:1"])
 def test_poison_that_was_run_as_dirty_is_said(text: str) -> None:
-    assert replay_object(trial(Verdict("ok"), text), LLAMACPP, True)["start"] == "dirty"
-    assert "start" not in replay_object(trial(Verdict("ok"), text), NUMBA, True)
+    assert replay_object(trial(Verdict("ok"), text), LLAMACPP, "llamacpp", True)["start"] == "dirty"
+    assert "start" not in replay_object(trial(Verdict("ok"), text), NUMBA, "numba", True)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +166,93 @@ def test_an_interrupt_is_clean(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setattr("statedrift.cli.inventory.families_text", interrupted)
     assert application.run(["families"]) == 130
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_reducing_tells_of_fewer_operations_and_else_seldom() -> None:
+    now = 0.0
+    lines: list[str] = []
+    show = shown_steps(lambda: now, lines.append)
+    for seconds, count in ((0.0, 3), (0.1, 3), (0.2, 2), (0.3, 2), (PROGRESS_SECONDS + 0.2, 2), (PROGRESS_SECONDS + 0.3, 2)):
+        now = seconds
+        show(trial(Verdict("wrong-output"), "model lfm2 seed=0" + "; clear" * count))
+    assert lines == [f"operations={count} verdict=wrong-output" for count in (3, 2, 2)]
+
+
+def test_reducing_a_right_program_says_that_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "small.drift"
+    assert application.run(["reduce", "model lfm2 seed=0; clear", "--target", "numba", "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"nothing to reduce: the program does not diverge; {out} is not written\n"
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["replay", "explain"])
+def test_a_program_without_an_output_does_not_claim_that_outputs_are_right(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert application.run([command, "model lfm2 seed=0; clear", "--target", "numba"]) == 0
+    out = capsys.readouterr().out
+    assert "  no output was compared; nothing else is wrong\n" in out
+    assert "every answer is right" not in out
+
+
+@pytest.mark.parametrize("command", ["replay", "explain"])
+def test_an_undocumented_use_is_followed_by_what_the_documentation_says(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fixtures"))
+    text = "model lfm2 seed=0; decode 0:3 1:2; share 0 1; decode 1:1"
+    assert application.run([command, text, "--target", "faulty:SHARE_ONTO_USED"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[lines.index("  undocumented: it needs share-onto-nonempty") + 1] == "    share-onto-nonempty: it is not said"
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    folder = tmp_path / "campaign"
+    write_account(folder, ACCOUNT)
+    write_finding(folder / "findings", FINDING, None)
+    return folder
+
+
+def test_a_report_says_what_it_wrote(campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    csv, parquet = tmp_path / "f.csv", tmp_path / "f.parquet"
+    assert application.run(["report", str(campaign), "--csv", str(csv), "--parquet", str(parquet)]) == 0
+    assert capsys.readouterr() == ("", f"written to {csv}\nwritten to {parquet}\n")
+
+
+def test_a_report_can_be_csv_on_standard_output(campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    csv = tmp_path / "f.csv"
+    application.run(["report", str(campaign), "--csv", str(csv)])
+    capsys.readouterr()
+    assert application.run(["report", str(campaign), "--csv", "-"]) == 0
+    assert capsys.readouterr() == (csv.read_text(), "")
+
+
+@pytest.mark.parametrize("option", ["--csv", "--parquet"])
+def test_a_report_into_a_folder_that_is_not_there_is_refused(
+    option: str, campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "nowhere" / "f"
+    assert application.run(["report", str(campaign), option, str(place)]) == 64
+    assert capsys.readouterr().err == f"statedrift: {option} {place} cannot be written: there is no folder {place.parent}; make it first\n"
+    assert not place.parent.exists()
+
+
+def test_parquet_is_not_written_to_standard_output(campaign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert application.run(["report", str(campaign), "--parquet", "-"]) == 64
+    assert "--parquet needs a file" in capsys.readouterr().err
+
+
+def test_a_report_of_no_campaign_suggests_a_command_that_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "no such"
+    assert application.run(["report", str(place)]) == 2
+    assert f"`statedrift fuzz --target numba --out '{place}'` makes one\n" in capsys.readouterr().err
+
+
+def test_a_used_folder_is_not_suggested_for_a_campaign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file"):
+        assert application.run(["report", str(place)]) == 2
+        assert "`statedrift fuzz --target numba --out runs/first` makes one elsewhere\n" in capsys.readouterr().err
 
 
 PROGRESS = Progress(12.34, 2412, 30000, 0.871, 2, 3.25, 1, "fuzzing")

@@ -92,6 +92,12 @@ def test_help_goes_to_standard_output(arguments: list[str], capsys: pytest.Captu
     assert err == ""
 
 
+def test_help_names_every_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["-h"])
+    ending = " ".join(capsys.readouterr().out.split("Exit status:")[1].split())
+    assert ending == "0 clean, 1 a divergence, 2 could not test, 64 a usage error, 70 a fault of statedrift."
+
+
 def test_every_command_has_a_summary_that_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     run(["--help"])
     out = capsys.readouterr().out

@@ -3,12 +3,14 @@
 import msgspec
 import numpy as np
 import pytest
-from statedrift.cli.explaining import ledger_text, step_lines
+from statedrift.cli.application import run as run_command
+from statedrift.cli.explaining import ledger_text, opening_text, step_lines
 from statedrift.fuzz.execution import Run, execute
 from statedrift.fuzz.judgement import judge
 from statedrift.fuzz.trial import Trial
+from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.programs import parse_program
-from statedrift.spec.verdicts import Outcome, Verdict
+from statedrift.spec.verdicts import Outcome, Verdict, VerdictKind
 from statedrift.targets.numba import TARGET
 
 TOLERANCE = 1e-3
@@ -106,6 +108,34 @@ def test_where_they_part_both_sides_are_shown(run: Run, index: int, word: str, v
 def test_a_program_of_which_nothing_is_known_says_so() -> None:
     lines = step_lines(Trial(PROGRAM, None, Verdict("harness-error", reason="it broke"), None, TOLERANCE))
     assert lines == ["  nothing is known of its steps: it broke"]
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang"])
+def test_a_death_while_opening_is_a_step(kind: VerdictKind) -> None:
+    program = parse_program("model lfm2 seed=0; cache n_seq_max=3 start=dirty; decode 0:1")
+    lines = step_lines(Trial(program, None, Verdict(kind, reason="the process died (SIGABRT)"), "s", TOLERANCE))
+    assert lines[:2] == ["", "  > opening"]
+    text = " ".join(" ".join(lines).split())
+    assert "sent open a session; then 17 tokens to every sequence of 0..2, one decode a sequence" in text
+    assert f"parted {kind} while opening: the process died (SIGABRT)" in text
+    assert "decode 0:1" not in text
+
+
+def test_what_is_sent_at_opening_follows_from_start() -> None:
+    assert opening_text(CacheConfiguration(), True) == opening_text(CacheConfiguration(), False) == "open a session"
+    assert opening_text(CacheConfiguration(start="poison"), True) == "open a session over poisoned memory"
+    assert opening_text(CacheConfiguration(start="poison"), False) == opening_text(CacheConfiguration(start="dirty"), True)
+
+
+def test_a_death_is_explained_with_the_engines_last_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(
+        PROGRAM, None, Verdict("crash", reason="the process died (SIGABRT): ASSERT(empty)"), "s", TOLERANCE, ("loading", "ASSERT(empty)")
+    )
+    monkeypatch.setattr("statedrift.cli.explaining.tried", lambda program, name: (trial, True, (), TARGET, "1"))
+    assert run_command(["explain", "model lfm2 seed=0; clear", "--target", "numba"]) == 1
+    out = capsys.readouterr().out
+    assert "crash while opening: the process died (SIGABRT): ASSERT(empty)" in out
+    assert "\n  the engine's last words\n    loading\n    ASSERT(empty)\n  replay   " in out
 
 
 def test_last_positions_leave_empty_sequences_out() -> None:

@@ -1,10 +1,11 @@
 """What PROGRAM may be: a file, an id, or text; and what is said of everything else."""
 
+import io
 import shlex
 from pathlib import Path
 
 import pytest
-from statedrift.cli.given import FILE_BYTES_MAX, looks_like_text, one_line, read_file, read_given
+from statedrift.cli.given import FILE_BYTES_MAX, Given, looks_like_text, one_line, read_file, read_given
 from statedrift.fuzz.trial import check_judgeable
 from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.programs import Program, parse_program, program_id, program_json, program_text
@@ -59,7 +60,7 @@ def test_a_file_with_a_space_in_its_name_is_quoted(tmp_path: Path) -> None:
     assert shlex.split(read_given(str(path), None).words) == [str(path)]
 
 
-@pytest.mark.parametrize("digits", [6, 9, 12])
+@pytest.mark.parametrize("digits", [4, 6, 9, 12])
 def test_an_id_is_found_in_every_campaign_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: int) -> None:
     monkeypatch.chdir(tmp_path)
     keep(tmp_path / "runs" / "one", parse_program("model lfm2 seed=0; decode 0:3"))
@@ -118,12 +119,71 @@ def test_a_file_that_is_no_program_is_named_with_what_is_wrong(tmp_path: Path, d
     assert "given.drift" in str(raised.value)
 
 
-def test_a_folder_is_not_a_program_and_says_where_one_is(tmp_path: Path) -> None:
+def test_a_findings_folder_is_its_program_and_no_other_folder_is_one(tmp_path: Path) -> None:
     path = keep(tmp_path, PROGRAM)
+    given = read_given(str(path.parent), None)
+    assert (given.program, shlex.split(given.words)) == (PROGRAM, [str(path.parent)])
     with pytest.raises(UsageError, match="is a folder, not a program"):
         read_given(str(tmp_path), None)
-    with pytest.raises(UsageError, match=r"a finding's program is .*program\.drift"):
-        read_given(str(path.parent), None)
+
+
+@pytest.mark.parametrize("ending", ["", "/"])
+def test_the_name_of_a_findings_folder_is_looked_for_in_campaigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep(tmp_path / "runs" / "one", PROGRAM, "crash")
+    name = f"crash-{program_id(PROGRAM)[:6]}"
+    assert read_given(name + ending, None).program == PROGRAM
+    given = read_given(name + ending, Path("runs/one"))
+    assert (given.program, given.words) == (PROGRAM, f"{program_id(PROGRAM)} --campaign runs/one")
+    with pytest.raises(UsageError, match=f"no finding hang-{program_id(PROGRAM)[:6]} in runs/one"):
+        read_given(name.replace("crash", "hang"), None)
+
+
+def test_an_id_that_is_short_for_several_is_refused_with_all_of_them(tmp_path: Path) -> None:
+    first: dict[str, Program] = {}
+    for salt in range(1, 2000):
+        program = parse_program(f"model lfm2 seed=0; decode 0:1/{salt}")
+        other = first.setdefault(program_id(program)[:4], program)
+        if other is not program:
+            break
+    keep(tmp_path, program)
+    keep(tmp_path, other)
+    with pytest.raises(UsageError, match="give more digits"):
+        read_given(program_id(program)[:4], tmp_path)
+    assert read_given(program_id(program), tmp_path).program == program
+
+
+def test_three_digits_are_no_id(tmp_path: Path) -> None:
+    keep(tmp_path, PROGRAM)
+    with pytest.raises(UsageError, match="is no file, no finding's folder or id"):
+        read_given(program_id(PROGRAM)[:3], tmp_path)
+
+
+class StandardInput:
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+
+def test_standard_input_is_read_and_replayed_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", StandardInput(program_text(PROGRAM).encode()))
+    assert read_given("-", None) == Given(PROGRAM, one_line(PROGRAM))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "standard input: "),
+        (b"\0", "binary"),
+        (b"model lfm2\nrollback 0\n", "line 2, column 1"),
+        (b"#" * (FILE_BYTES_MAX + 1), "at most"),
+    ],
+)
+def test_what_is_wrong_with_standard_input_is_said(data: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", StandardInput(data))
+    with pytest.raises(UsageError) as raised:
+        read_given("-", None)
+    assert words in str(raised.value)
+    assert "standard input" in str(raised.value)
 
 
 def test_a_device_is_not_read() -> None:
@@ -142,3 +202,9 @@ def test_what_has_an_unmeasured_noise_floor_is_not_judged(text: str) -> None:
 
 def test_what_is_measured_is_judged() -> None:
     check_judgeable(PROGRAM)
+
+
+def test_a_standard_input_that_is_closed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        read_given("-", None)

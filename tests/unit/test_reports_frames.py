@@ -69,6 +69,21 @@ def test_csv_is_read_back_with_the_same_values(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(again, frame)
 
 
+def test_rows_have_the_order_in_which_the_terminal_numbers_findings() -> None:
+    late = msgspec.structs.replace(FINDING, signature="late", found_after_programs=9)
+    frame = findings_frame(Campaign(ACCOUNT, (CRASH, late, FINDING)))
+    assert list(frame["signature"]) == [FINDING.signature, "late", CRASH.signature]
+    assert list(frame["documented"]) == [True, True, False]
+
+
+def test_csv_is_read_back_as_the_documentation_shows(tmp_path: Path) -> None:
+    frame = findings_frame(Campaign(ACCOUNT, (FINDING, CRASH)))
+    write_csv(frame, tmp_path / "findings.csv")
+    types = {name: dtype for name, dtype in FINDING_COLUMNS.items() if name != "first_seen"}
+    again = pd.read_csv(tmp_path / "findings.csv", dtype=types, parse_dates=["first_seen"]).astype(FINDING_COLUMNS)
+    pd.testing.assert_frame_equal(again, frame)
+
+
 def test_csv_of_nothing_is_its_heading(tmp_path: Path) -> None:
     write_csv(findings_frame(Campaign(ACCOUNT, ())), tmp_path / "findings.csv")
     assert (tmp_path / "findings.csv").read_text() == ",".join(FINDING_COLUMNS) + "\n"

@@ -160,6 +160,7 @@ def test_a_crash_shows_the_engines_last_words() -> None:
         "statedrift replay x.drift",
         "it needs small-ubatch",
         ("loading", "GGML_ASSERT failed"),
+        ("small-ubatch: n_rs_seq is marked experimental; how it bounds n_ubatch, the tokens that are computed at once, is not said",),
     )
     check_golden("reports_crash.txt", text)
 

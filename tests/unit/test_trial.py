@@ -12,17 +12,24 @@ sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 import fake_engine as fake  # noqa: E402
 from statedrift.fuzz import calibration, trial  # noqa: E402
+from statedrift.fuzz.canary import CanaryTarget  # noqa: E402
 from statedrift.fuzz.trial import Bench, answers_of  # noqa: E402
 from statedrift.oracle.recompute import use_one_thread  # noqa: E402
+from statedrift.spec.configuration import CacheConfiguration  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
 from statedrift.spec.models import Model  # noqa: E402
 from statedrift.spec.programs import Program, parse_program  # noqa: E402
+from statedrift.spec.target import Session  # noqa: E402
 from statedrift.store.campaigns import Noise  # noqa: E402
+from statedrift.targets.llamacpp import LlamaTarget  # noqa: E402
+
+import statedrift  # noqa: E402
 
 CANARY = "statedrift.fuzz.canary:TARGET"
 QUIET = {Model(family, seed): Noise(0.0, 1e-4, 0) for family in ("lfm2", "mamba2") for seed in range(5)}
 DEAF = {model: Noise(0.0, float("inf"), 0) for model in QUIET}
 """For a target that computes nothing: every finite row is right."""
+RIGHT = "model lfm2 seed=0; decode 0:5; share 0 1; decode 1:1"
 WRONG = "model lfm2 seed=0; decode 0:5; rollback 0 2; decode 0:1"
 
 
@@ -126,11 +133,13 @@ def test_answers_name_outcomes_and_last_positions(native: Bench) -> None:
 
 def test_a_measured_floor_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Bench(CANARY) as bench:
+    with Bench("numba") as bench:
         first = bench.noise(Model("lfm2"))
     monkeypatch.setattr(trial, "measure_noise", None)
-    with Bench(CANARY) as bench:
+    with Bench("numba") as bench:
         assert bench.noise(Model("lfm2")) == first
+    with Bench(CANARY) as bench, pytest.raises(TypeError):  # one in development changes under the same version: it is measured anew
+        bench.noise(Model("lfm2"))
     assert first.tolerance == max(20 * first.floor, 1e-5)
     assert first.log_count >= 200
 
@@ -184,3 +193,26 @@ def test_half_precision_could_not_be_tested(line: str) -> None:
 def test_a_target_that_is_not_there_is_a_usage_error(name: str) -> None:
     with pytest.raises(UsageError, match=name.partition(":")[0]):
         Bench(name)
+
+
+def test_check_judges_output_rows_too() -> None:
+    assert statedrift.check(parse_program(RIGHT), "numba").kind == "ok"
+    assert statedrift.check(parse_program(WRONG), CANARY).kind == "wrong-output"
+    assert statedrift.check(parse_program(WRONG), CanaryTarget()).kind == "wrong-output"
+
+
+def test_an_isolated_target_is_given_by_name() -> None:
+    with pytest.raises(UsageError, match="give its name"):
+        statedrift.check(parse_program(RIGHT), LlamaTarget())
+
+
+def test_an_answer_that_is_no_outcome_is_an_error_that_says_so() -> None:
+    class Talkative(CanaryTarget):
+        def open(self, model: Model, configuration: CacheConfiguration) -> Session:
+            session = super().open(model, configuration)
+            session.share = lambda *arguments: True  # type: ignore[assignment,return-value]
+            return session
+
+    verdict = statedrift.check(parse_program("model lfm2 seed=0; decode 0:2; share 0 1"), Talkative())
+    assert verdict.kind == "bad-refusal"
+    assert "must be an Outcome, not bool" in verdict.reason
