@@ -16,9 +16,7 @@ from ..fuzz.reduction import is_documented
 from ..fuzz.signatures import fine_signature
 from ..fuzz.trial import Bench, Trial, answers_of
 from ..reports.terminal import verdict_text
-from ..spec.configuration import changed
-from ..spec.operations import Reopen
-from ..spec.programs import Program, operation_text, program_id
+from ..spec.programs import Program, caches_of, operation_text, program_id
 from ..spec.target import Target
 from ..spec.verdicts import Verdict
 from . import failures
@@ -109,16 +107,6 @@ def replay_object(trial: Trial, target: Target, target_name: str, documented: bo
             for operation, step in zip(program.operations, steps, strict=False)
         ],
     }
-    if _asks_for_poison(program) and not target.poison:
+    if not target.poison and any(cache.start == "poison" for cache in caches_of(program)):
         result["start"] = "dirty"
     return result
-
-
-def _asks_for_poison(program: Program) -> bool:
-    cache = program.cache
-    starts = {cache.start}
-    for operation in program.operations:
-        if isinstance(operation, Reopen):
-            cache = changed(cache, operation.changes)
-            starts.add(cache.start)
-    return "poison" in starts

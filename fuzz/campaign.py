@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
+from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
@@ -191,13 +192,16 @@ class _Campaign:
     def seconds(self) -> float:
         return monotonic() - self.started
 
-    def wants_shard(self, submitted_programs: int) -> bool:
-        if self.settings.programs is not None:
-            return submitted_programs < self.settings.programs
-        return self.seconds < (self.settings.seconds or 0.0)
-
-    def shard_size(self, submitted_programs: int) -> int:
-        return SHARD_PROGRAMS if self.settings.programs is None else min(SHARD_PROGRAMS, self.settings.programs - submitted_programs)
+    def due_shards(self) -> Iterator[tuple[int, int]]:
+        """Number and size of every next shard, until the budget is spent."""
+        for shard in count():
+            if self.settings.programs is None:
+                size = SHARD_PROGRAMS if self.seconds < (self.settings.seconds or 0.0) else 0
+            else:
+                size = min(SHARD_PROGRAMS, self.settings.programs - shard * SHARD_PROGRAMS)
+            if size <= 0:
+                return
+            yield shard, size
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
@@ -220,27 +224,21 @@ class _Campaign:
 
     def shards(self, families: tuple[str, ...]) -> Iterator[ShardResult]:
         """Results in the order of the shards' numbers."""
+        due = self.due_shards()
         if self.settings.jobs == 1:
-            shard = submitted = 0
-            while self.wants_shard(submitted):
-                size = self.shard_size(submitted)
-                submitted += size
+            for shard, size in due:
                 yield run_shard(self.bench, self.settings.seed, shard, families, size)
-                shard += 1
             return
         noise = msgspec.json.encode(list(self.models.items()))
         with ProcessPoolExecutor(self.settings.jobs, get_context("spawn"), start_worker, (self.settings.target, noise)) as pool:
             running: list[Future[bytes]] = []
-            shard = submitted = 0
             try:
-                while running or self.wants_shard(submitted):
-                    while len(running) < 2 * self.settings.jobs and self.wants_shard(submitted):
-                        size = self.shard_size(submitted)
+                while True:
+                    for shard, size in islice(due, 2 * self.settings.jobs - len(running)):
                         running.append(pool.submit(run_shard_in_worker, self.settings.seed, shard, families, size))
-                        submitted += size
-                        shard += 1
-                    if running:
-                        yield msgspec.msgpack.decode(running.pop(0).result(), type=ShardResult)
+                    if not running:
+                        break
+                    yield msgspec.msgpack.decode(running.pop(0).result(), type=ShardResult)
             except BrokenProcessPool:
                 raise UnavailableError(
                     "a worker process ended by itself or was killed, perhaps for memory; fewer --jobs need less of it"

@@ -219,10 +219,6 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
         case Reopen(changes=changes):
             for key in changes:
                 yield Reopen({name: value for name, value in changes.items() if name != key})
-        case Share(start=start, end=end) if (start, end) != (-1, -1):
-            yield Share(operation.source, operation.destination)
-        case Save(partial=partial, device=device) if partial or device:
-            yield Save(operation.sequence, operation.slot)
         case Remove(start=start, end=end):
             yield from (
                 msgspec.structs.replace(operation, start=smaller)

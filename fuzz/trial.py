@@ -16,12 +16,10 @@ from typing import Self
 
 import msgspec
 
-from ..spec.configuration import changed
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
-from ..spec.operations import Reopen
-from ..spec.programs import Program
+from ..spec.programs import Program, caches_of
 from ..spec.target import Target
 from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
@@ -54,11 +52,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 def check_judgeable(program: Program) -> None:
     """Raise UnavailableError for a half-precision attention cache or flash attention: their noise is not the one that is measured."""
-    caches = [program.cache]
-    for operation in program.operations:
-        if isinstance(operation, Reopen):
-            caches.append(changed(caches[-1], operation.changes))
-    for cache in caches:
+    for cache in caches_of(program):
         if cache.kv != "f32" or cache.flash:
             key = "kv=f16" if cache.kv != "f32" else "flash=1"
             raise UnavailableError(f"could not test: with {key} a target has a noise floor of its own, which this version does not measure")
@@ -77,7 +71,10 @@ class Spent(msgspec.Struct):
 
 
 class Bench:
-    """A target, ready to try programs; given by name, or (never one that needs a child process) as the object itself. Raises UsageError for an unknown target, UnavailableError when it cannot be used here."""
+    """A target, ready to try programs; given by name, or (never one that needs a child process) as the object itself.
+
+    Raises UsageError for an unknown target, UnavailableError when it cannot be used here.
+    """
 
     def __init__(self, target: str | Target) -> None:
         self.target_name = target if isinstance(target, str) else target.name
@@ -149,12 +146,11 @@ class Bench:
         for model, numbers in by_model.items():
             runs = [result for number in numbers if isinstance(result := results[number], Run)]
             verdicts.update(zip(numbers, judge(model, runs, self.tolerance(model)), strict=True))
-        trials = [
+        self.spent.judging += perf_counter() - started
+        return [
             self._trial(program, result, verdicts.get(number))
             for number, (program, result) in enumerate(zip(programs, results, strict=True))
         ]
-        self.spent.judging += perf_counter() - started
-        return trials
 
     def _trial(self, program: Program, result: Run | Death | Failed, verdict: Verdict | None) -> Trial:
         run: Run | None = None

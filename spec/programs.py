@@ -135,6 +135,15 @@ def program_json(program: Program) -> bytes:
     return msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(program)})
 
 
+def caches_of(program: Program) -> list[CacheConfiguration]:
+    """The configurations under which the program's sessions are opened, in order. Raises UsageError for a bad change."""
+    caches = [program.cache]
+    for operation in program.operations:
+        if isinstance(operation, Reopen):
+            caches.append(changed(caches[-1], operation.changes))
+    return caches
+
+
 # --- checking ------------------------------------------------------------------------------------------------------------
 
 
