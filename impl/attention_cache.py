@@ -6,13 +6,17 @@ Rules
   Per sequence: every sequence has n_ctx cells of its own, and sharing copies them.
 - A batch that does not fit is refused before anything changes.
 - Keys are stored after rotation by their position.
+- Layers with a window keep their own keys and values, in the same cells as the others: a window limits what is seen, not what is kept, so
+  that a rollback and the restore of a partial save hold beyond it.
 Source: llama.cpp's llama-kv-cache.cpp, for streams and the unified pool.
 """
 
 import numpy as np
 
 from .batches import SplitBatch
+from .forwards import Sights
 from .kernels import kernel
+from .kernels.attention import NO_SIGHT, Sight
 from .memory import allocate
 
 
@@ -81,10 +85,30 @@ def attention_bytes(layer_count: int, key_heads: int, head_dim: int, n_seq_max: 
     return 2 * layer_count * n_cells * key_heads * head_dim * 4 + lists * 4 + n_cells * 12
 
 
+@kernel
+def _sight(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.ndarray, cell_of: np.ndarray, window: int) -> Sight:
+    """What the tokens of a batch write and see, once their cells are listed; window 0: everything before them."""
+    tokens = segment_start[segment_sequence.size]
+    cell, first, count = np.empty(tokens, np.int64), np.empty(tokens, np.int64), np.empty(tokens, np.int64)
+    left = np.zeros(length.size, np.int64)  # tokens of a sequence that are still to come
+    for i in range(segment_sequence.size):
+        left[segment_sequence[i]] += segment_start[i + 1] - segment_start[i]
+    for i in range(segment_sequence.size):
+        sequence = segment_sequence[i]
+        for place in range(segment_start[i], segment_start[i + 1]):
+            position = length[sequence] - left[sequence]
+            left[sequence] -= 1
+            seen = position + 1 if window == 0 else min(position + 1, window)
+            cell[place] = cell_of[sequence, position]
+            count[place] = seen
+            first[place] = sequence * cell_of.shape[1] + position + 1 - seen
+    return Sight(cell, first, count, cell_of.ravel())
+
+
 class AttentionCache:
     """Keys and values, and which cells hold whose.
 
-    keys, values     float32 [layers, cells, key heads, head_dim]
+    keys, values     of the layers without and with a window: float32 [layers, cells, key heads, head_dim] each
     cell_of          int32 [sequences, most tokens of a sequence]
     length           int64 [sequences], tokens of a sequence
     reference_count  int32 [cells], sequences that list a cell (unified only)
@@ -92,13 +116,26 @@ class AttentionCache:
     """
 
     def __init__(
-        self, layer_count: int, key_heads: int, head_dim: int, n_seq_max: int, n_ctx: int, unified: bool, poison: bool = False
+        self,
+        is_windowed: tuple[bool, ...],
+        window: int,
+        key_heads: int,
+        head_dim: int,
+        n_seq_max: int,
+        n_ctx: int,
+        unified: bool,
+        poison: bool = False,
     ) -> None:
+        """is_windowed: of every attention layer, in order; window: newest tokens that such a layer sees."""
         n_cells = n_seq_max * n_ctx
+        self.window = window
+        # where the arrays of an attention layer are: which of the two, and which of its layers
+        self._homes = [(int(windowed), is_windowed[:layer].count(windowed)) for layer, windowed in enumerate(is_windowed)]
         self.n_ctx = n_ctx
         self.unified = unified
-        self.keys = allocate((layer_count, n_cells, key_heads, head_dim), poison)
-        self.values = allocate((layer_count, n_cells, key_heads, head_dim), poison)
+        full, windowed = ((is_windowed.count(kind), n_cells, key_heads, head_dim) for kind in (False, True))
+        self.keys = (allocate(full, poison), allocate(windowed, poison))
+        self.values = (allocate(full, poison), allocate(windowed, poison))
         self.length = np.zeros(n_seq_max, np.int64)
         if unified:
             self.cell_of = np.empty((n_seq_max, n_cells), np.int32)
@@ -136,6 +173,14 @@ class AttentionCache:
         else:
             _grow(batch.segment_sequence, batch.segment_start, self.length)
 
+    def sights(self, batch: SplitBatch) -> Sights:
+        """What the tokens of an applied batch write and see, for layers without and with a window."""
+        full, windowed = (
+            _sight(batch.segment_sequence, batch.segment_start, self.length, self.cell_of, window) if len(keys) else NO_SIGHT
+            for keys, window in zip(self.keys, (0, self.window), strict=True)
+        )
+        return full, windowed
+
     def remove_tail(self, sequence: int, token_count: int) -> None:
         """Forget the newest `token_count` tokens, at most all."""
         if self.unified:
@@ -159,8 +204,8 @@ class AttentionCache:
             self.cell_of[destination, :length] = cells
         elif length:
             first, other = int(self.cell_of[source, 0]), int(self.cell_of[destination, 0])
-            self.keys[:, other : other + length] = self.keys[:, first : first + length]
-            self.values[:, other : other + length] = self.values[:, first : first + length]
+            for rows in (*self.keys, *self.values):
+                rows[:, other : other + length] = rows[:, first : first + length]
         self.length[destination] = length
 
     def refuses(self, sequence: int, token_count: int) -> str | None:
@@ -178,7 +223,9 @@ class AttentionCache:
     def read(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values in the order of positions, float32 [layers, tokens, key heads, head_dim], copied."""
         cells = self.cells(sequence)
-        return self.keys[:, cells], self.values[:, cells]
+        keys = [self.keys[kind][place, cells] for kind, place in self._homes]
+        values = [self.values[kind][place, cells] for kind, place in self._homes]
+        return np.stack(keys), np.stack(values)
 
     def write(self, sequence: int, keys: np.ndarray, values: np.ndarray) -> None:
         """Replace what `sequence` holds; `refuses` must have said None. float32 [layers, tokens, key heads, head_dim]."""
@@ -190,10 +237,11 @@ class AttentionCache:
             self.reference_count[cells] = 1
             self.cell_of[sequence, :length] = cells
         self.length[sequence] = length
-        self.keys[:, self.cells(sequence)] = keys
-        self.values[:, self.cells(sequence)] = values
+        for layer, (kind, place) in enumerate(self._homes):
+            self.keys[kind][place, self.cells(sequence)] = keys[layer]
+            self.values[kind][place, self.cells(sequence)] = values[layer]
 
     def zero(self) -> None:
         """Overwrite all memory with zero."""
-        self.keys.fill(0)
-        self.values.fill(0)
+        for rows in (*self.keys, *self.values):
+            rows.fill(0)

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
     cell        [segments], the cell that holds the sequence afterwards
     source_row  [segments], read from
-    plane_row   [segments, 1 + n_rs_seq], written to
+    plane_row   [segments, 1 + n_rs_seq], written to; -1 for a plane that is not
     zero_row    [segments], to be overwritten with zero before its ubatch, or -1
     """
 
@@ -41,6 +41,7 @@ class Plan(NamedTuple):
 @kernel
 def _plan(
     segment_sequence: np.ndarray,
+    segment_start: np.ndarray,
     tail: np.ndarray,
     pending: np.ndarray,
     reference_count: np.ndarray,
@@ -52,7 +53,7 @@ def _plan(
     n_cells = reference_count.size
     cell = np.empty(segments, np.int64)
     source_row = np.empty(segments, np.int64)
-    plane_row = np.empty((segments, planes), np.int64)
+    plane_row = np.full((segments, planes), NONE, np.int64)
     zero_row = np.full(segments, NONE, np.int64)
     departed = np.zeros(n_cells, np.int64)  # sequences of this batch that leave a shared cell
     taken = 0
@@ -74,7 +75,7 @@ def _plan(
             else:
                 departed[old] += 1
                 source_row[i] = pending[sequence] * n_cells + old
-        for plane in range(planes):
+        for plane in range(min(planes, segment_start[i + 1] - segment_start[i])):
             plane_row[i, plane] = plane * n_cells + cell[i]
     return Plan(cell, source_row, plane_row, zero_row)
 
@@ -143,8 +144,9 @@ class StrictCells:
     def plan(self, batch: SplitBatch) -> Plan:
         """Where every segment of `batch` reads and writes. It always fits."""
         plan: Plan = _plan(
-            batch.segment_sequence, self.tail, self.pending, self.reference_count, self.free_cells, self.free_count, self.planes
-        )
+            batch.segment_sequence, batch.segment_start, self.tail, self.pending, self.reference_count, self.free_cells, self.free_count,
+            self.planes,
+        )  # fmt: skip
         return plan
 
     def apply(self, batch: SplitBatch, plan: Plan) -> None:

@@ -11,21 +11,27 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from .kernels.attention import Sight
+
+FULL, WINDOWED = 0, 1
+"""Attention layers that see the whole past, and those that see a window of it."""
+
+Sights = tuple[Sight, Sight]
+"""For the layers of both kinds."""
+
 
 class Memory(NamedTuple):
     """The arrays of a session's caches.
 
     convolution_rows  float32 [recurrent layers, n_rows, convolution width]
     recurrent_rows    float32 [recurrent layers, n_rows, recurrent width]
-    keys, values      float32 [attention layers, cells, key heads, head_dim]
-    cell_of           int32 [sequences, most tokens of a sequence], the cell of every position
+    keys, values      of the attention layers without and with a window: float32 [layers, cells, key heads, head_dim] each
     """
 
     convolution_rows: np.ndarray
     recurrent_rows: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
-    cell_of: np.ndarray
+    keys: tuple[np.ndarray, np.ndarray]
+    values: tuple[np.ndarray, np.ndarray]
 
 
 class PreparedModel(msgspec.Struct, frozen=True):
@@ -34,13 +40,15 @@ class PreparedModel(msgspec.Struct, frozen=True):
     fingerprint        of everything its states depend on
     dimensions         all of them
     weights            the family's own tuple of float32 arrays
-    forward            compiled: forward(weights, memory, batch, plan, ubatch, hidden, y) fills the wanted rows of one ubatch in y
+    forward            compiled: forward(weights, memory, batch, plan, sights, ubatch, hidden, y) fills the wanted rows of one ubatch in y
     recurrent_layers, attention_layers
     convolution_shape  (window, channels) of a convolution row
     recurrent_shape    (heads, d_state, head_dim) of a recurrent row; (0,) when there is none
     key_heads, head_dim  of an attention cell; 0 without attention
     rope_theta         base of the rotation of keys, 0 without
     rotated_channels   the channels of a key that are rotated, its first ones; 0 for all
+    window             newest tokens that a windowed attention layer sees, its own included; 0: no layer has a window
+    windowed_layers    those of attention_layers that have it
     """
 
     fingerprint: str
@@ -55,3 +63,5 @@ class PreparedModel(msgspec.Struct, frozen=True):
     head_dim: int
     rope_theta: float
     rotated_channels: int = 0
+    window: int = 0
+    windowed_layers: tuple[int, ...] = ()

@@ -17,6 +17,8 @@ from ..spec.operations import OPEN
 from .attention_cache import AttentionCache
 from .batches import SplitBatch
 from .cells import Plan
+from .forwards import Sights
+from .kernels.attention import NO_SIGHT
 from .recurrent_cache import RecurrentCache
 
 
@@ -72,6 +74,10 @@ class HybridCache:
             self.recurrent.cells.apply(batch, plan)
         if self.attention is not None:
             self.attention.apply(batch)
+
+    def sights(self, batch: SplitBatch) -> Sights:
+        """What the tokens of an applied batch write and see on the attention side."""
+        return (NO_SIGHT, NO_SIGHT) if self.attention is None else self.attention.sights(batch)
 
     def remove(self, sequence: int, start: int, end: int) -> str | None:
         """Forget positions start..end-1 (end -1: open; start -1: from the first); the reason when it is refused."""

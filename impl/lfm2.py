@@ -15,9 +15,9 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, head_size
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import Memory
+from .forwards import FULL, Memory, Sights
 from .kernels import kernel
-from .kernels.attention import attend_each, locate_tokens, write_cells
+from .kernels.attention import remember_and_attend
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, rotary_table, rotate, write_wanted_rows
 from .kernels.rows import zero_rows
@@ -115,10 +115,13 @@ def _multiply(x: np.ndarray, y: np.ndarray) -> None:
 
 
 @kernel
-def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+def forward(
+    weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray
+) -> None:
     """One ubatch through the model.
 
     weights, memory, batch, plan  Lfm2Weights, Memory, SplitBatch, Plan
+    sights                        of the attention layers without and with a window
     ubatch                        which of the batch's ubatches
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
@@ -133,7 +136,7 @@ def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan,
     n_embd = weights.embedding.shape[1]
     taps = weights.taps.shape[1]
     n_ff = weights.ffn_down.shape[1]
-    key_heads, head_dim = memory.keys.shape[2], memory.keys.shape[3]
+    key_heads, head_dim = memory.keys[FULL].shape[2], memory.keys[FULL].shape[3]
     n_rows = memory.convolution_rows.shape[1]
     positions = batch.positions[start:end]
 
@@ -147,12 +150,9 @@ def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan,
     value = np.empty((tokens, key_heads * head_dim), np.float32)
     cosine = np.empty((tokens, head_dim // 2), np.float32)
     sine = np.empty((tokens, head_dim // 2), np.float32)
-    cells = np.empty(tokens, np.int64)
-    sequence_of = np.empty(tokens, np.int64)
 
-    if memory.keys.shape[0] > 0:
+    if memory.keys[FULL].shape[0] > 0:
         rotary_table(positions, head_dim // 2, ROPE_THETA, cosine, sine)
-        locate_tokens(batch.segment_sequence[first:last], segment_start, positions, memory.cell_of, sequence_of, cells)
 
     embed(batch.tokens[start:end], weights.embedding, stream)
     for layer in range(weights.place.size):
@@ -180,10 +180,11 @@ def forward(weights: Lfm2Weights, memory: Memory, batch: SplitBatch, plan: Plan,
             new_keys = key.reshape((tokens, key_heads, head_dim))
             rotate(query_heads, cosine, sine)
             rotate(new_keys, cosine, sine)
-            write_cells(new_keys, cells, memory.keys[place])
-            write_cells(value.reshape((tokens, key_heads, head_dim)), cells, memory.values[place])
             mixed_heads = mixed.reshape((tokens, heads, head_dim))
-            attend_each(query_heads, memory.keys[place], memory.values[place], memory.cell_of, sequence_of, positions, mixed_heads)
+            new_values = value.reshape((tokens, key_heads, head_dim))
+            remember_and_attend(
+                query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
+            )
         linear(mixed, weights.out_projection[layer], normed)
         add_rows(normed, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)

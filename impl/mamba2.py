@@ -14,7 +14,7 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.mamba2 import NORM_EPSILON
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import Memory
+from .forwards import Memory, Sights
 from .kernels import kernel
 from .kernels.dense import add_rows, embed, rms_norm, write_wanted_rows
 from .kernels.rows import zero_rows
@@ -52,10 +52,13 @@ def shapes(dimensions: Dimensions) -> dict[str, Any]:
 
 
 @kernel
-def forward(weights: Mamba2Weights, memory: Memory, batch: SplitBatch, plan: Plan, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+def forward(
+    weights: Mamba2Weights, memory: Memory, batch: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray
+) -> None:
     """One ubatch through the model.
 
     weights, memory, batch, plan  Mamba2Weights, Memory, SplitBatch, Plan
+    sights                        of the attention layers without and with a window
     ubatch                        which of the batch's ubatches
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written

@@ -11,8 +11,6 @@ import hashlib
 import math
 from typing import Any
 
-import numpy as np
-
 from ..spec.configuration import CacheConfiguration, check_configuration
 from ..spec.errors import UsageError
 from ..spec.families import dimensions_of, family_of
@@ -88,8 +86,8 @@ def open_cache(model: PreparedModel, configuration: CacheConfiguration) -> tuple
     recurrent = attention = None
     empty_rows = allocate((0, 0, 0))
     convolution_rows = recurrent_rows = empty_rows
-    keys = values = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
-    cell_of = np.empty((configuration.n_seq_max, 0), np.int32)
+    no_cells = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
+    keys = values = (no_cells, no_cells)
     if model.recurrent_layers:
         recurrent = RecurrentCache(
             len(model.recurrent_layers), math.prod(model.convolution_shape), math.prod(model.recurrent_shape),
@@ -98,8 +96,8 @@ def open_cache(model: PreparedModel, configuration: CacheConfiguration) -> tuple
         convolution_rows, recurrent_rows = recurrent.convolution_rows, recurrent.recurrent_rows
     if model.attention_layers:
         attention = AttentionCache(
-            len(model.attention_layers), model.key_heads, model.head_dim,
+            tuple(layer in model.windowed_layers for layer in model.attention_layers), model.window, model.key_heads, model.head_dim,
             configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison,
         )  # fmt: skip
-        keys, values, cell_of = attention.keys, attention.values, attention.cell_of
-    return HybridCache(recurrent, attention), Memory(convolution_rows, recurrent_rows, keys, values, cell_of)
+        keys, values = attention.keys, attention.values
+    return HybridCache(recurrent, attention), Memory(convolution_rows, recurrent_rows, keys, values)

@@ -15,9 +15,9 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, head_size, mixer_dimensions, mlp_layers
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import Memory
+from .forwards import FULL, Memory, Sights
 from .kernels import kernel
-from .kernels.attention import attend_each, locate_tokens, write_cells
+from .kernels.attention import remember_and_attend
 from .kernels.dense import add_rows, embed, linear, rms_norm, squared_relu, write_wanted_rows
 from .kernels.rows import zero_rows
 from .mamba2_mixer import MixerWeights, mix, mixer_room, mixer_shapes, prepare_mixer
@@ -81,10 +81,13 @@ def shapes(dimensions: Dimensions) -> dict[str, Any]:
 
 
 @kernel
-def forward(weights: NemotronHWeights, memory: Memory, batch: SplitBatch, plan: Plan, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+def forward(
+    weights: NemotronHWeights, memory: Memory, batch: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray
+) -> None:
     """One ubatch through the model.
 
     weights, memory, batch, plan  NemotronHWeights, Memory, SplitBatch, Plan
+    sights                        of the attention layers without and with a window
     ubatch                        which of the batch's ubatches
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
@@ -98,8 +101,7 @@ def forward(weights: NemotronHWeights, memory: Memory, batch: SplitBatch, plan: 
 
     tokens = end - start
     n_embd = weights.embedding.shape[1]
-    key_heads, head_dim = memory.keys.shape[2], memory.keys.shape[3]
-    positions = batch.positions[start:end]
+    key_heads, head_dim = memory.keys[FULL].shape[2], memory.keys[FULL].shape[3]
 
     stream = np.empty((tokens, n_embd), np.float32)
     normed = np.empty((tokens, n_embd), np.float32)
@@ -109,11 +111,6 @@ def forward(weights: NemotronHWeights, memory: Memory, batch: SplitBatch, plan: 
     value = np.empty((tokens, key_heads * head_dim), np.float32)
     inner = np.empty((tokens, weights.mlp_up.shape[2]), np.float32)
     room = mixer_room(weights.mixer, tokens)
-    cells = np.empty(tokens, np.int64)
-    sequence_of = np.empty(tokens, np.int64)
-    if memory.keys.shape[0] > 0:
-        locate_tokens(batch.segment_sequence[first:last], segment_start, positions, memory.cell_of, sequence_of, cells)
-
     embed(batch.tokens[start:end], weights.embedding, stream)
     for layer in range(weights.kind.size):
         rms_norm(stream, weights.norm[layer], _EPSILON, normed)
@@ -125,11 +122,13 @@ def forward(weights: NemotronHWeights, memory: Memory, batch: SplitBatch, plan: 
             linear(normed, weights.q_projection[place], query)
             linear(normed, weights.k_projection[place], key)
             linear(normed, weights.v_projection[place], value)
-            write_cells(key.reshape((tokens, key_heads, head_dim)), cells, memory.keys[place])
-            write_cells(value.reshape((tokens, key_heads, head_dim)), cells, memory.values[place])
             query_heads = query.reshape((tokens, heads, head_dim))
             mixed_heads = mixed.reshape((tokens, heads, head_dim))
-            attend_each(query_heads, memory.keys[place], memory.values[place], memory.cell_of, sequence_of, positions, mixed_heads)
+            new_keys = key.reshape((tokens, key_heads, head_dim))
+            new_values = value.reshape((tokens, key_heads, head_dim))
+            remember_and_attend(
+                query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
+            )
             linear(mixed, weights.out_projection[place], normed)
         else:
             linear(normed, weights.mlp_up[place], inner)

@@ -17,10 +17,10 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.qwen35 import NORM_EPSILON, QWEN35, ROPE_THETA, convolution_channels, inner_channels
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import Memory
+from .forwards import FULL, Memory, Sights
 from .kernels import kernel
 from .kernels.arithmetic import exponential, silu, softplus
-from .kernels.attention import attend_each, locate_tokens, write_cells
+from .kernels.attention import remember_and_attend
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import (
     add_rows,
@@ -186,10 +186,13 @@ def _gate_by_sigmoid(gate: np.ndarray, value: np.ndarray) -> None:
 
 
 @kernel
-def forward(weights: Qwen35Weights, memory: Memory, batch: SplitBatch, plan: Plan, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+def forward(
+    weights: Qwen35Weights, memory: Memory, batch: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray
+) -> None:
     """One ubatch through the model.
 
     weights, memory, batch, plan  Qwen35Weights, Memory, SplitBatch, Plan
+    sights                        of the attention layers without and with a window
     ubatch                        which of the batch's ubatches
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
@@ -205,7 +208,7 @@ def forward(weights: Qwen35Weights, memory: Memory, batch: SplitBatch, plan: Pla
     n_embd, n_ff = weights.embedding.shape[1], weights.ffn_down.shape[1]
     taps, channels = weights.taps.shape[1], weights.taps.shape[2]
     value_heads, d_state, groups = weights.a.shape[1], weights.gated_norm.shape[2], weights.groups
-    n_embd_q, key_heads, head_dim = weights.q_projection.shape[2], memory.keys.shape[2], memory.keys.shape[3]
+    n_embd_q, key_heads, head_dim = weights.q_projection.shape[2], memory.keys[FULL].shape[2], memory.keys[FULL].shape[3]
     half = weights.rotated_channels // 2
     n_rows = memory.convolution_rows.shape[1]
     positions = batch.positions[start:end]
@@ -228,14 +231,11 @@ def forward(weights: Qwen35Weights, memory: Memory, batch: SplitBatch, plan: Pla
     mixed = np.empty((tokens, n_embd_q), np.float32)
     cosine = np.empty((tokens, half), np.float32)
     sine = np.empty((tokens, half), np.float32)
-    cells = np.empty(tokens, np.int64)
-    sequence_of = np.empty(tokens, np.int64)
     inner = np.empty((tokens, n_ff), np.float32)
     inner_gate = np.empty((tokens, n_ff), np.float32)
 
-    if memory.keys.shape[0] > 0:
+    if memory.keys[FULL].shape[0] > 0:
         rotary_table(positions, half, ROPE_THETA, cosine, sine)
-        locate_tokens(batch.segment_sequence[first:last], segment_start, positions, memory.cell_of, sequence_of, cells)
 
     embed(batch.tokens[start:end], weights.embedding, stream)
     for layer in range(weights.place.size):
@@ -283,10 +283,11 @@ def forward(weights: Qwen35Weights, memory: Memory, batch: SplitBatch, plan: Pla
             new_keys = key.reshape((tokens, key_heads, head_dim))
             rotate(query_heads, cosine, sine)
             rotate(new_keys, cosine, sine)
-            write_cells(new_keys, cells, memory.keys[place])
-            write_cells(value.reshape((tokens, key_heads, head_dim)), cells, memory.values[place])
             mixed_heads = mixed.reshape((tokens, heads, head_dim))
-            attend_each(query_heads, memory.keys[place], memory.values[place], memory.cell_of, sequence_of, positions, mixed_heads)
+            new_values = value.reshape((tokens, key_heads, head_dim))
+            remember_and_attend(
+                query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
+            )
             _gate_by_sigmoid(query_gate, mixed)
             linear(mixed, weights.attention_out_projection[place], normed)
         add_rows(normed, stream)

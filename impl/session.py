@@ -82,9 +82,10 @@ class NumbaSession:
             return Decoded(refused(plan))
         self._cache.apply(ordered, plan)
         hidden = batch.outputs == "embeddings"
+        sights = self._cache.sights(ordered)
         y = np.empty((int(np.count_nonzero(batch.wanted)), self._n_embd if hidden else self._n_vocab), np.float32)
         for ubatch in range(ordered.ubatch_count):
-            self._model.forward(self._model.weights, self._memory, ordered, _NO_PLAN if plan is None else plan, ubatch, hidden, y)
+            self._model.forward(self._model.weights, self._memory, ordered, plan or _NO_PLAN, sights, ubatch, hidden, y)
         return Decoded(ACCEPTED, y)
 
     def cancel(self, batch: Batch, at: int) -> Decoded:

@@ -1,10 +1,13 @@
-"""Attention of tokens over the cells of their own sequences.
+"""Attention of tokens over the cells that a cache lets them see.
 
 Rules
-- A sequence's cells are listed in the order of their positions, so causality is a count: a token sees the first `position + 1` of them.
+- What a token sees is a list of cells that the cache made: causality, windows and masks are the cache's affair.
   A cell that is not seen is not read: it may hold NaN.
-- Sums run in the order of positions, wherever the cells lie: bitwise the same for every placement, split and order of sequences.
+- Sums run in the order of the list, wherever the cells lie: bitwise the same for every placement, split and order of sequences, as long
+  as the list is in the order of positions.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,28 +17,22 @@ from .dense import sum_of_products
 from .rows import copy_row
 
 
-@kernel
-def locate_tokens(
-    segment_sequence: np.ndarray,
-    segment_start: np.ndarray,
-    positions: np.ndarray,
-    cell_of: np.ndarray,
-    sequence_of: np.ndarray,
-    cells: np.ndarray,
-) -> None:
-    """The sequence and the cell of every token of a ubatch.
+class Sight(NamedTuple):
+    """Which attention cells the tokens of a batch write and see, in the order of places.
 
-    segment_sequence    int64 [segments]
-    segment_start       int64 [segments + 1]; segment i is tokens segment_start[i] - segment_start[0] up to those of segment i + 1
-    positions           int64 [tokens]
-    cell_of             int32 [sequences, most tokens of a sequence], the cell of every position
-    sequence_of, cells  int64 [tokens], written
+    cell    int64 [tokens], the cell that takes a token's key and value
+    first   int64 [tokens], where in `listed` the cells that it sees begin
+    count   int64 [tokens], how many they are
+    listed  int32 [any], cells
     """
-    for segment in range(segment_sequence.size):
-        sequence = segment_sequence[segment]
-        for token in range(segment_start[segment] - segment_start[0], segment_start[segment + 1] - segment_start[0]):
-            sequence_of[token] = sequence
-            cells[token] = cell_of[sequence, positions[token]]
+
+    cell: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    listed: np.ndarray
+
+
+NO_SIGHT = Sight(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 @kernel
@@ -57,7 +54,7 @@ def attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, cells: np.nd
 
     query         float32 [heads, head_dim]
     keys, values  float32 [n_cells, key_heads, head_dim]; heads / key_heads neighbouring heads share a key head
-    cells         int32 [seen], the cells it sees, in the order of their positions, its own last
+    cells         int32 [seen], the cells it sees
     y             float32 [heads, head_dim], written
     """
     heads, head_dim = query.shape
@@ -90,22 +87,29 @@ def attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, cells: np.nd
 
 
 @kernel
-def attend_each(
+def remember_and_attend(
     query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
-    cell_of: np.ndarray,
-    sequence_of: np.ndarray,
-    positions: np.ndarray,
+    sight: Sight,
+    start: int,
     y: np.ndarray,
 ) -> None:
-    """Every token of a ubatch attends to its own sequence, up to its own position; all their keys and values are written before.
+    """Write the keys and values of a ubatch into their cells, all of them, then let every token attend to the cells that it sees.
 
     query         float32 [tokens, heads, head_dim]
-    keys, values  float32 [n_cells, key_heads, head_dim]
-    cell_of       int32 [sequences, most tokens of a sequence]
-    sequence_of, positions  int64 [tokens]
+    key, value    float32 [tokens, key_heads, head_dim]
+    keys, values  float32 [n_cells, key_heads, head_dim], the layer's, written
+    sight         of the whole batch
+    start         place of the ubatch's first token
     y             float32 [tokens, heads, head_dim], written
     """
-    for token in range(query.shape[0]):
-        attend(query[token], keys, values, cell_of[sequence_of[token], : positions[token] + 1], y[token])
+    tokens = query.shape[0]
+    cells = sight.cell[start : start + tokens]
+    write_cells(key, cells, keys)
+    write_cells(value, cells, values)
+    for token in range(tokens):
+        first = sight.first[start + token]
+        attend(query[token], keys, values, sight.listed[first : first + sight.count[start + token]], y[token])

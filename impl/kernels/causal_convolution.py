@@ -2,7 +2,8 @@
 
 Rules
 - A state row is the window: the newest `taps - 1` inputs, oldest first. A window is read once, before anything of its sequence is written.
-- Plane p receives the window p tokens before the last, for p < tokens of the segment; other planes are not written.
+- Plane p receives the window p tokens before the last; beyond the segment's first token that is the window that was read. A plane whose
+  row is -1 is not written.
 Sources: Gu and Dao 2023 (Mamba's short convolution, arXiv:2312.00752); snapshots as llama.cpp's recurrent memory with n_rs_seq > 0.
 """
 
@@ -31,7 +32,7 @@ def causal_convolution(
     rows           float32 [n_rows, n_taps - 1, channels]; read and written
     segment_start  int64 [segments + 1]; segment i is tokens segment_start[i] - segment_start[0] up to those of segment i + 1
     source_row     int64 [segments]; the row a window is read from; another segment's plane row only if that one is listed earlier
-    plane_row      int64 [segments, planes]
+    plane_row      int64 [segments, planes], -1 for a plane that is not written
     y              float32 [tokens, channels], written; may not be x
     """
     n_taps, channels = taps.shape
@@ -53,9 +54,11 @@ def causal_convolution(
                 tap = taps[j]
                 for i in range(channels):
                     result[i] = result[i] + tap[i] * source[i]
-        for plane in range(min(tokens, plane_row.shape[1])):
-            for j in range(window):
-                copy_row(inputs[tokens - plane + j], rows[plane_row[segment, plane], j])
+        for plane in range(plane_row.shape[1]):
+            row = plane_row[segment, plane]
+            if row >= 0:
+                for j in range(window):
+                    copy_row(inputs[max(tokens - plane, 0) + j], rows[row, j])
 
 
 def causal_convolution_reference(
@@ -72,10 +75,14 @@ def causal_convolution_reference(
     for segment, row in enumerate(source_row):
         first, last = segment_start[segment] - segment_start[0], segment_start[segment + 1] - segment_start[0]
         window = rows[row].copy()
+        before = window
         for token in range(first, last):
             window = np.concatenate([window, x[token : token + 1]])
             y[token] = bias + (taps * window).sum(axis=0)
             window = window[1:]
             plane = last - 1 - token
-            if plane < plane_row.shape[1]:
+            if plane < plane_row.shape[1] and plane_row[segment, plane] >= 0:
                 rows[plane_row[segment, plane]] = window
+        for plane in range(last - first, plane_row.shape[1]):
+            if plane_row[segment, plane] >= 0:
+                rows[plane_row[segment, plane]] = before

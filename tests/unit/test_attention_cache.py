@@ -7,7 +7,7 @@ from statedrift.impl.batches import split
 
 
 def cache_of(unified, n_seq_max=3, n_ctx=8):
-    return AttentionCache(2, 1, 2, n_seq_max, n_ctx, unified, poison=True)
+    return AttentionCache((False, True), 0, 1, 2, n_seq_max, n_ctx, unified, poison=True)
 
 
 def batch_of(cache, counts):
@@ -25,7 +25,8 @@ def append(cache, counts):
         for sequence, count in counts.items():
             for position in range(cache.length[sequence] - count, cache.length[sequence]):
                 cell = cache.cell_of[sequence, position]
-                cache.keys[:, cell], cache.values[:, cell] = 100 * sequence + position, -100 * sequence - position
+                for keys, values in zip(cache.keys, cache.values, strict=True):
+                    keys[:, cell], values[:, cell] = 100 * sequence + position, -100 * sequence - position
     return reason
 
 
@@ -113,6 +114,6 @@ def test_what_is_written_is_read_back_and_replaces_what_was_there(unified):
 def test_the_announced_bytes_are_those_of_the_arrays():
     for unified in (False, True):
         cache = cache_of(unified)
-        arrays = [cache.keys, cache.values, cache.cell_of] + ([cache.reference_count, cache.free_cells] if unified else [])
+        arrays = [*cache.keys, *cache.values, cache.cell_of] + ([cache.reference_count, cache.free_cells] if unified else [])
         total = sum(array.nbytes for array in arrays)
         assert total <= attention_bytes(2, 1, 2, 3, 8, unified) <= total + 12 * 24

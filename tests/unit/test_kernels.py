@@ -243,7 +243,7 @@ def test_plane_p_holds_the_state_p_tokens_before_the_last_and_others_are_not_wri
     windows = np.full((4, TAPS - 1, CHANNELS), np.nan, np.float32)
     states[0], windows[0] = 0, 0
     run_scan(arguments, states, [0, tokens], [0], [[0, 1, 2, 3]])
-    run_convolution(x, windows, [0, tokens], [0], [[0, 1, 2, 3]])
+    run_convolution(x, windows, [0, tokens], [0], [[plane if plane < tokens else -1 for plane in range(4)]])
     for plane in range(4):
         if plane >= tokens:
             assert np.isnan(states[plane]).all()
@@ -256,6 +256,15 @@ def test_plane_p_holds_the_state_p_tokens_before_the_last_and_others_are_not_wri
         run_convolution(x[:shorter], window, [0, shorter], [0], [[0]])
         assert np.array_equal(states[plane], state[0])
         assert np.array_equal(windows[plane], window[0])
+
+
+@pytest.mark.parametrize("convolution", [causal_convolution, causal_convolution_reference])
+def test_a_plane_from_before_the_batch_receives_the_window_that_was_read(convolution):
+    windows = random32(7, 4, TAPS - 1, CHANNELS)
+    before = windows[0].copy()
+    run_convolution(random32(6, 2, CHANNELS), windows, [0, 2], [0], [[0, 1, 2, 3]], convolution)
+    assert np.array_equal(windows[2], before)
+    assert np.array_equal(windows[3], before)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7])
