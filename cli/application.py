@@ -36,6 +36,11 @@ CampaignOption = Annotated[
     Path | None,
     typer.Option("--campaign", metavar="DIR", help="Where to look for an id or a finding's folder; else every campaign in runs/."),
 ]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option("--against", metavar="TARGET", help="Hold the target to this one instead of to the truth."),
+]
+InspectOption = Annotated[bool, typer.Option("--inspect", help="Compare the state rows that the target shows, too.")]
 UndocumentedOption = Annotated[
     bool,
     typer.Option("--undocumented", help="Also fail on what diverges only in uses that the target's documentation does not promise."),
@@ -75,11 +80,13 @@ def fuzz(
     jobs: JobsOption = 1,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the campaign and its findings here.")] = None,
     undocumented: UndocumentedOption = False,
+    against: AgainstOption = None,
+    inspect: InspectOption = False,
 ) -> int:
     """Look for divergences with generated programs."""
     from .fuzzing import fuzz_command
 
-    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented)
+    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect)
 
 
 @application.command()
@@ -89,21 +96,28 @@ def replay(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     undocumented: UndocumentedOption = False,
     campaign: CampaignOption = None,
+    against: AgainstOption = None,
+    inspect: InspectOption = False,
 ) -> int:
     """Run one program on a target and judge it."""
     from .replaying import replay_command
 
-    return replay_command(program, target, json, undocumented, campaign)
+    return replay_command(program, target, json, undocumented, campaign, against, inspect)
 
 
 @application.command()
 def explain(
-    program: ProgramArgument, target: TargetOption, undocumented: UndocumentedOption = False, campaign: CampaignOption = None
+    program: ProgramArgument,
+    target: TargetOption,
+    undocumented: UndocumentedOption = False,
+    campaign: CampaignOption = None,
+    against: AgainstOption = None,
+    inspect: InspectOption = False,
 ) -> int:
     """Show one program step by step, answers beside the truth."""
     from .explaining import explain_command
 
-    return explain_command(program, target, undocumented, campaign)
+    return explain_command(program, target, undocumented, campaign, against, inspect)
 
 
 @application.command()
@@ -113,11 +127,13 @@ def reduce(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the reduced program here.")] = None,
     undocumented: UndocumentedOption = False,
     campaign: CampaignOption = None,
+    against: AgainstOption = None,
+    inspect: InspectOption = False,
 ) -> int:
     """Find the smallest program that still diverges."""
     from .reducing import reduce_command
 
-    return reduce_command(program, target, out, undocumented, campaign)
+    return reduce_command(program, target, out, undocumented, campaign, against, inspect)
 
 
 @application.command()
@@ -150,6 +166,25 @@ def families() -> int:
 
     say(families_text())
     return failures.OK
+
+
+@application.command()
+def size(
+    family: FamilyOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="DIMENSIONS", help="Dimensions of the family: 'n_layer=48 n_embd=2048'.")
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layers", metavar="LAYERS", help="Layers: '12 attention n_head_kv=4 head_dim=128'; several add up."),
+    ] = None,
+    cache: Annotated[str, typer.Option("--cache", metavar="CACHE", help="The cache: 'n_seq_max=4 n_rs_seq=3 n_ctx=8192 kv=f16'.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> int:
+    """Show the bytes of a cache of any real size."""
+    from .sizing import size_command
+
+    return size_command(tuple(family or ()), model, tuple(layers or ()), cache, json)
 
 
 @application.command()

@@ -5,6 +5,7 @@ Rules
 - At the step that parts, what was expected stands above what was given.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..fuzz.execution import Run, Step
 from ..fuzz.judgement import row_errors, span_errors
+from ..fuzz.pair import row_differences, row_texts, wrong_span
 from ..fuzz.retrace import Moment, retrace
 from ..fuzz.trial import Trial
 from ..oracle.contract import MAY, Span
@@ -46,7 +48,7 @@ from ..spec.tokens import DIRTY_TOKEN_COUNT
 from ..spec.verdicts import DIVERGENCE_KINDS
 from .given import read_given, replay_words
 from .output import say
-from .replaying import sentences_of, status_of, tried, was_compared
+from .replaying import heading_words, sentences_of, status_of, tried, was_compared
 
 TOKENS_SHOWN_MAX = 12
 LOGITS_SHOWN = 3
@@ -60,20 +62,22 @@ _DEMANDS = {
 }
 
 
-def explain_command(argument: str, target_name: str, undocumented: bool, campaign: Path | None) -> int:
+def explain_command(
+    argument: str, target_name: str, undocumented: bool, campaign: Path | None, against: str | None = None, inspect: bool = False
+) -> int:
     """Run one program and print every step; the answer is the exit status."""
     given = read_given(argument, campaign)
-    trial, documented, uses, target, version = tried(given.program, target_name)
-    lines = wrapped(f"{trial.verdict.kind} · {target_name} {version} · {trial.program.model.family}", "  ")
+    trial, documented, uses, bench = tried(given.program, target_name, against, inspect)
+    lines = wrapped(f"{trial.verdict.kind} · {' '.join(heading_words(bench))} · {trial.program.model.family}", "  ")
     if not documented:
-        lines += undocumented_lines(f"it needs {', '.join(uses)}", sentences_of(uses, target))
+        lines += undocumented_lines(f"it needs {', '.join(uses)}", sentences_of(uses, bench.target))
     if trial.verdict.kind == "ok":
         lines += right_lines(trial.verdict, was_compared(trial))
     lines += wrapped("    " + setting_text(trial.program), "      ")
-    lines += step_lines(trial, target.poison)
+    lines += step_lines(trial, bench.target.poison) if against is None else pair_step_lines(trial, (target_name, against))
     lines.append("")
     lines += log_lines(trial.log)
-    lines.append(f"  replay   {replay_words(given, target_name)}")
+    lines.append(f"  replay   {replay_words(given, target_name, against, inspect)}")
     say("\n".join(lines) + "\n")
     return status_of(trial.verdict, documented, undocumented)
 
@@ -103,6 +107,65 @@ def step_lines(trial: Trial, poisons: bool = False) -> list[str]:
                 lines += _fact_lines(label, value)
             return lines
     return lines + (_truth_lines(unfinished, rows) if unfinished else [])
+
+
+def pair_step_lines(trial: Trial, names: tuple[str, str]) -> list[str]:
+    """Every step of two targets that are held to each other, up to their first difference: what was sent, and what each of them said."""
+    own, other = trial.run, trial.other
+    if own is None or other is None:
+        return wrapped(f"  nothing is known of its steps: {trial.verdict.reason}", "    ")
+    parting = trial.verdict.operation_index if trial.verdict.kind != "ok" else None
+    rows = row_texts(own, other, trial.tolerance)
+    lines: list[str] = []
+    if trial.verdict.kind != "ok" and parting is None:
+        return ["", "  > opening", *_fact_lines("parted", f"{trial.verdict.kind}: {trial.verdict.reason}")]
+    for moment, its in zip(retrace(trial.program, own), other.steps, strict=False):
+        is_parting = moment.index == parting
+        lines.append("")
+        lines += wrapped(f"  {'>' if is_parting else ' '} {moment.index + 1}  {operation_text(moment.operation)}", "       ")
+        for label, value in _pair_facts(moment, its, names):
+            lines += _fact_lines(label, value)
+        if moment.index in rows:
+            lines += _fact_lines("rows", rows[moment.index])
+        if is_parting:
+            lines += _fact_lines("parted", f"{trial.verdict.kind}{_in_brackets(place_text(trial.verdict))}: {trial.verdict.reason}")
+            span = wrong_span(own, trial.verdict) if trial.verdict.kind in ("wrong-output", "nonfinite") else None
+            if span is not None:
+                lines += _pair_row_lines(own, other, span, trial.tolerance, names)
+            return lines
+    return lines
+
+
+def _pair_facts(moment: Moment, its: Step, names: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    own = moment.step
+    if own.demand in ("skip", "undeclared"):
+        yield "said", f"{own.outcome.word}, and not sent: {own.reason}"
+        return
+    yield "sent", sent_text(moment)
+    texts = [_answer_text(step) for step in (own, its)]
+    if (own.outcome.word, own.positions) == (its.outcome.word, its.positions):
+        yield "both said", texts[0]
+    else:
+        yield from (("said", f"{name}: {text}") for name, text in zip(names, texts, strict=True))
+
+
+def _answer_text(step: Step) -> str:
+    detail = f" ({step.outcome.detail})" if step.outcome.detail else ""
+    return step.outcome.word + detail + (f"; last positions {_positions_text(step)}" if step.positions else "")
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _pair_row_lines(own: Run, other: Run, span: Span, tolerance: float, names: tuple[str, str]) -> list[str]:
+    """The first wrong row, as both targets gave it."""
+    mine, its = _given_rows(own, span), _given_rows(other, span)
+    first = int(np.argmax(~(row_differences(mine, its) <= tolerance)))
+    lines = _fact_lines("row", f"after token {span.indices[first] + 1}, position {span.offset + span.indices[first]}")
+    for name, rows in zip(names, (mine, its), strict=True):
+        lines += _fact_lines("given", f"{name}: {_largest_text(rows[first], span.hidden)}")
+    return lines
 
 
 def _opening_lines(trial: Trial, poisons: bool) -> list[str]:
@@ -277,6 +340,8 @@ def _rows_of_steps(trial: Trial, run: Run) -> dict[int, str]:
     for index, parts in errors.items():
         rows = np.concatenate(parts)
         texts[index] = f"{plural(len(rows), 'output row')} off by at most {rows.max():.2g} (tolerance {trial.tolerance:.2g})"
+    for index, count in Counter(inspection.operation_index for inspection in run.inspections).items():
+        texts[index] = "; ".join([*([texts[index]] if index in texts else []), f"{plural(count, 'new state')} shown"])
     return texts
 
 
@@ -287,7 +352,11 @@ def _parting_facts(moment: Moment, trial: Trial, run: Run) -> Iterator[tuple[str
     if verdict.kind not in DIVERGENCE_KINDS:
         return
     spans = [span for span in _spans_at(run, moment.index) if span.sequence == verdict.sequence]
-    if verdict.kind in ("wrong-output", "nonfinite") and spans:
+    if verdict.kind in ("wrong-state", "nonfinite") and verdict.part is not None:
+        yield from _state_facts(trial, run)
+    elif verdict.kind == "partial-effect" and verdict.part is not None:
+        yield "expected", "every state row as it was before"
+    elif verdict.kind in ("wrong-output", "nonfinite") and spans:
         yield from _row_facts(trial, run, spans[-1])
     elif verdict.kind in ("bad-refusal", "crash", "hang"):
         yield "expected", "accepted" if moment.step.demand == "must-accept" else "an answer"
@@ -323,6 +392,34 @@ def _row_facts(trial: Trial, run: Run, span: Span) -> Iterator[tuple[str, str]]:
     difference = np.abs(np.nan_to_num(given[first].astype(np.float64) - truth[first], nan=np.inf))
     place = int(np.argmax(difference))
     yield "worst", f"number {place}: expected {truth[first][place]:.4f}, given {given[first][place]:.4f}"
+
+
+def _state_facts(trial: Trial, run: Run) -> Iterator[tuple[str, str]]:
+    """The wrong state row beside the true one."""
+    verdict = trial.verdict
+    found = [own for own in run.inspections if (own.operation_index, own.sequence) == (verdict.operation_index, verdict.sequence)]
+    if not found:
+        return
+    (inspection,) = found
+    yield "log", f"sequence {inspection.sequence} has {plural(len(inspection.log), 'token')}: {_last_tokens_text(inspection.log)}"
+    row = (verdict.layer, verdict.part)
+    given = {
+        (layer, part): (shape, data) for (layer, part, shape), data in zip(inspection.shown.layout, inspection.shown.rows, strict=True)
+    }
+    (states,) = recompute_of(trial.program.model).states([inspection.log])
+    truth = next((state.values for state in states if (state.layer, state.part) == row), None)
+    if row not in given or truth is None or given[row][0] != truth.shape:
+        yield "expected", "no row" if truth is None else f"a row {list(truth.shape)}"
+        yield "given", "no row" if row not in given else f"a row {list(given[row][0])}"
+        return
+    own = np.frombuffer(given[row][1], np.float32).reshape(truth.shape)
+    difference = np.abs(np.nan_to_num(own.astype(np.float64) - truth, nan=np.inf))
+    place = np.unravel_index(int(np.argmax(difference)), truth.shape)
+    yield (
+        "state",
+        f"{verdict.part} of layer {verdict.layer}, {list(truth.shape)}; {np.count_nonzero(difference > trial.tolerance)} of {truth.size} numbers differ",
+    )
+    yield "worst", f"number {[int(index) for index in place]}: expected {truth[place]:.4f}, given {own[place]:.4f}"
 
 
 def _last_tokens_text(log: Sequence[int]) -> str:

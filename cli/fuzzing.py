@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..fuzz.campaign import Settings, run_campaign
+from ..fuzz.pair import BOTH_TRUTHS
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import FAMILIES
 from ..store.campaigns import Campaign
@@ -23,10 +24,11 @@ SECONDS_MAX = 30 * 86_400.0
 
 
 def fuzz_command(
-    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
+    against: str | None = None, inspect: bool = False,
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary; the answer is the exit status."""
-    settings = checked_settings(target, families, seconds, programs, seed, jobs, out)
+    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
     say(summary_text(campaign, out))
@@ -34,8 +36,9 @@ def fuzz_command(
 
 
 def checked_settings(
-    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None
-) -> Settings:
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None,
+    against: str | None = None, inspect: bool = False,
+) -> Settings:  # fmt: skip
     """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
     if seconds is not None and programs is not None:
         raise UsageError("--seconds and --programs cannot both be given; one of them ends the campaign")
@@ -46,12 +49,34 @@ def checked_settings(
     for family in families:
         if family not in FAMILIES:
             raise UsageError(f"unknown family `{family}`; there are {', '.join(FAMILIES)}")
-    offered = load_target(target).families
+    offered = tuple(load_target(target).families)
+    _check_offered(target, offered, families)
+    if against is not None and inspect:
+        raise UsageError(BOTH_TRUTHS)
+    if against is not None:
+        offered = _offered_by_both(target, offered, against, families)
+    chosen = tuple(dict.fromkeys(families)) or offered
+    return Settings(
+        target=target, families=chosen, seconds=seconds, programs=programs, seed=seed, jobs=jobs, out=out, against=against, inspect=inspect
+    )
+
+
+def _check_offered(target: str, offered: Sequence[str], families: Sequence[str]) -> None:
     missing = [family for family in families if family not in offered]
     if missing:
         raise UnavailableError(f"could not test: target {target} does not run family {missing[0]}; it runs {', '.join(offered)}")
-    chosen = tuple(dict.fromkeys(families)) or tuple(offered)
-    return Settings(target=target, families=chosen, seconds=seconds, programs=programs, seed=seed, jobs=jobs, out=out)
+
+
+def _offered_by_both(target: str, offered: Sequence[str], against: str, families: Sequence[str]) -> tuple[str, ...]:
+    """The families that both targets run, in the first one's order."""
+    others = tuple(load_target(against).families)
+    _check_offered(against, others, families)
+    both = tuple(family for family in offered if family in others)
+    if not both:
+        raise UnavailableError(
+            f"could not test: {target} and {against} have no family in common; they run {', '.join(offered)} and {', '.join(others)}"
+        )
+    return both
 
 
 def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:

@@ -36,9 +36,10 @@ def one_line(program: Program) -> str:
     return shlex.quote("; ".join(program_text(program).strip().split("\n")))
 
 
-def replay_words(given: Given, target_name: str) -> str:
+def replay_words(given: Given, target_name: str, against: str | None = None, inspect: bool = False) -> str:
     """The command that replays a program."""
-    return f"statedrift replay {given.words} --target {shlex.quote(target_name)}"
+    words = f"statedrift replay {given.words} --target {shlex.quote(target_name)}"
+    return words + ("" if against is None else f" --against {shlex.quote(against)}") + " --inspect" * inspect
 
 
 def looks_like_text(argument: str) -> bool:

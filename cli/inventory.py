@@ -68,11 +68,15 @@ def _family_lines(family: Family) -> list[str]:
     dimensions = family.defaults
     parameters = sum(tensor.size for tensor in family.tensors(dimensions))
     widths = family.row_widths(dimensions)
-    recurrent, attention = family.recurrent_layers(dimensions), family.attention_layers(dimensions)
+    recurrent, attention, window = (
+        family.recurrent_layers(dimensions),
+        family.attention_layers(dimensions),
+        family.attention_window(dimensions),
+    )
     rows = [
         ["  dimensions", " ".join(f"{name}={value}" for name, value in dimensions.items())],
         ["  parameters", f"{parameters:,}"],
-        ["  layers", f"{len(recurrent)} recurrent, {len(attention)} attention"],
+        ["  layers", f"{len(recurrent)} recurrent, {len(attention)} attention" + (f" with a window of {window} tokens" if window else "")],
         ["  state rows", f"convolution {widths.convolution:,}, recurrent {widths.recurrent:,} elements a layer and sequence"],
     ]
     lines = wrapped(f"{family.name}  {family.title.split(': ', 1)[-1]}", "  ")

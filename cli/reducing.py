@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
+from ..fuzz.pair import open_bench
 from ..fuzz.reduction import reduce_trial
 from ..fuzz.trial import Bench, Trial, answers_of
 from ..reports.terminal import plural, verdict_text
@@ -18,25 +19,28 @@ from ..spec.programs import program_text
 from ..store.files import write_whole
 from .given import Given, one_line, read_given, replay_words
 from .output import say
-from .replaying import sentences_of, status_of, was_compared
+from .replaying import heading_words, sentences_of, status_of, was_compared
 
 PROGRESS_SECONDS = 5.0
 
 
-def reduce_command(argument: str, target_name: str, out: Path | None, undocumented: bool, campaign: Path | None) -> int:
+def reduce_command(
+    argument: str, target_name: str, out: Path | None, undocumented: bool, campaign: Path | None, against: str | None = None,
+    inspect: bool = False,
+) -> int:  # fmt: skip
     """Reduce a program and print what is left; the answer is the exit status."""
     given = read_given(argument, campaign)
-    with Bench(target_name) as bench:
+    with open_bench(target_name, against, inspect) as bench:
         start = bench.try_program(given.program)
         if not start.verdict.is_divergence:
-            say(_text(start, bench, replay_words(given, target_name)))
+            say(_text(start, bench, replay_words(given, target_name, against, inspect)))
             unwritten = "" if out is None else f"; {out} is not written"
             print(f"nothing to reduce: the program does not diverge{unwritten}", file=sys.stderr)
             return status_of(start.verdict, True, undocumented)
         reduction = reduce_trial(start, bench, on_step=shown_steps(monotonic, lambda line: print(line, file=sys.stderr, flush=True)))
         uses = reduction.undocumented_uses
         trial = reduction.trial
-        words = replay_words(Given(trial.program, one_line(trial.program)), target_name)
+        words = replay_words(Given(trial.program, one_line(trial.program)), target_name, against, inspect)
         say(_text(trial, bench, words, uses))
     print(
         f"{plural(len(given.program.operations), 'operation')} reduced to {len(trial.program.operations)}; "
@@ -54,7 +58,7 @@ def reduce_command(argument: str, target_name: str, out: Path | None, undocument
 def _text(trial: Trial, bench: Bench, words: str, uses: tuple[str, ...] = ()) -> str:
     needs = "it needs " + ", ".join(uses) if uses else ""
     return verdict_text(
-        trial.program, trial.verdict, bench.target_name, bench.version, answers_of(trial), words, needs, trial.log,
+        trial.program, trial.verdict, *heading_words(bench), answers_of(trial), words, needs, trial.log,
         sentences_of(uses, bench.target), was_compared(trial),
     )  # fmt: skip
 

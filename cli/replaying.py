@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..fuzz.execution import Run
+from ..fuzz.pair import label_of, open_bench
 from ..fuzz.reduction import is_documented
 from ..fuzz.signatures import fine_signature
 from ..fuzz.trial import Bench, Trial, answers_of
@@ -26,38 +28,49 @@ from .output import say, standard_output_reserved
 FORMAT = 1
 
 
-def replay_command(argument: str, target_name: str, as_json: bool, undocumented: bool, campaign: Path | None) -> int:
+def replay_command(
+    argument: str, target_name: str, as_json: bool, undocumented: bool, campaign: Path | None, against: str | None = None,
+    inspect: bool = False,
+) -> int:  # fmt: skip
     """Run one program and print its verdict; the answer is the exit status."""
     given = read_given(argument, campaign)
     if as_json:
         with standard_output_reserved():
-            trial, documented, _, target, _ = tried(given.program, target_name)
-        say(json.dumps(replay_object(trial, target, target_name, documented), allow_nan=False) + "\n")
+            trial, documented, _, bench = tried(given.program, target_name, against, inspect)
+        say(json.dumps(replay_object(trial, bench.target, target_name, documented, against), allow_nan=False) + "\n")
     else:
-        trial, documented, uses, target, version = tried(given.program, target_name)
+        trial, documented, uses, bench = tried(given.program, target_name, against, inspect)
         say(
             verdict_text(
                 trial.program,
                 trial.verdict,
-                target_name,
-                version,
+                *heading_words(bench),
                 answers_of(trial),
-                replay_words(given, target_name),
+                replay_words(given, target_name, against, inspect),
                 "" if documented else "it needs " + ", ".join(uses),
                 trial.log,
-                sentences_of(uses, target),
+                sentences_of(uses, bench.target),
                 was_compared(trial),
             )
         )
     return status_of(trial.verdict, documented, undocumented)
 
 
-def tried(program: Program, target_name: str) -> tuple[Trial, bool, tuple[str, ...], Target, str]:
-    """A program's trial on a target, whether its divergence is documented, its undocumented uses, the target and its version."""
-    with Bench(target_name) as bench:
+def tried(
+    program: Program, target_name: str, against: str | None = None, inspect: bool = False
+) -> tuple[Trial, bool, tuple[str, ...], Bench]:
+    """A program's trial on a target, whether its divergence is documented, its undocumented uses, and the bench, closed."""
+    with open_bench(target_name, against, inspect) as bench:
         trial = bench.try_program(program)
         documented, uses = is_documented(trial, bench)
-        return trial, documented, uses, bench.target, bench.version
+        return trial, documented, uses, bench
+
+
+def heading_words(bench: Bench) -> tuple[str, str]:
+    """What was run, and its version: the words that a verdict's heading begins with."""
+    if bench.against_name is None:
+        return bench.target_name, bench.version
+    return f"{bench.target_name} {bench.version} against {bench.against_name}", bench.against_version or ""
 
 
 def sentences_of(uses: Sequence[str], target: Target) -> tuple[str, ...]:
@@ -82,31 +95,39 @@ def finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def replay_object(trial: Trial, target: Target, target_name: str, documented: bool) -> dict[str, Any]:
+def replay_object(trial: Trial, target: Target, target_name: str, documented: bool, against: str | None = None) -> dict[str, Any]:
     """The object that `replay --json` prints; `ops` has the operations that were reached; `target` is the word it was given, as in a finding.
 
-    A target that cannot poison its memory runs `start=poison` as `dirty`; the object then says so with a last key, `start`.
+    A target that cannot poison its memory runs `start=poison` as `dirty`; the object then says so with a last key, `start`. A target
+    that is held to another has that one's name as `against`, and what it answered in `against_ops`. A wrong state row has `part` and `layer`.
     """
     program, verdict = trial.program, trial.verdict
-    steps = trial.run.steps if trial.run else ()
     result: dict[str, Any] = {
         "format": FORMAT,
         "program": program_id(program),
         "target": target_name,
         "verdict": verdict.kind,
         "documented": documented,
-        "signature": fine_signature(target_name, program, verdict) if verdict.is_divergence else None,
+        "signature": fine_signature(label_of(target_name, against), program, verdict) if verdict.is_divergence else None,
         "op_index": verdict.operation_index,
         "sequence": verdict.sequence,
         "position": verdict.position,
         "relation": verdict.relation,
         "error": finite(verdict.error),
         "tolerance": finite(trial.tolerance if verdict.tolerance is None else verdict.tolerance),
-        "ops": [
-            {"op": operation_text(operation), "outcome": step.outcome.word}
-            for operation, step in zip(program.operations, steps, strict=False)
-        ],
+        "ops": _answered(program, trial.run),
     }
+    if verdict.part is not None:
+        result |= {"part": verdict.part, "layer": verdict.layer}
+    if against is not None:
+        result |= {"against": against, "against_ops": _answered(program, trial.other)}
     if not target.poison and any(cache.start == "poison" for cache in caches_of(program)):
         result["start"] = "dirty"
     return result
+
+
+def _answered(program: Program, run: Run | None) -> list[dict[str, str]]:
+    steps = run.steps if run else ()
+    return [
+        {"op": operation_text(operation), "outcome": step.outcome.word} for operation, step in zip(program.operations, steps, strict=False)
+    ]

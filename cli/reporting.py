@@ -80,8 +80,10 @@ def _given(program: Program, folder: Path | None) -> Given:
 
 
 def _replay_of(folder: Path | None) -> Callable[[Finding], str]:
-    return lambda finding: replay_words(_given(finding.program, folder), finding.target)
+    return lambda finding: replay_words(_given(finding.program, folder), finding.target, finding.against, finding.verdict.layer is not None)
 
 
 def _script_of(folder: Path | None) -> Callable[[Finding], str]:
-    return lambda finding: "" if folder is None else str(folder / "findings" / folder_name(finding) / "repro.py")
+    return lambda finding: (
+        "" if folder is None or finding.against is not None else str(folder / "findings" / folder_name(finding) / "repro.py")
+    )

@@ -5,6 +5,8 @@ Rules
   Several sequences and cut-up batches are tests, not calibration: an engine that gets them wrong must not blunt its own check.
 - Rows that are not finite are a fault, not noise: they are left out here, and the campaign finds them.
 - tolerance = max(20 x floor, 1e-5). Steps as wrong as a wrong state would make them are a fault, not noise. A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
+- State rows have a floor of their own, over the same logs; where it is too high to be noise they are judged by the outputs' tolerance, and
+  the campaign shows what is wrong.
 - A measured floor is remembered per target version and model, so that it is measured once on a machine.
 """
 
@@ -27,6 +29,7 @@ from ..store.campaigns import Noise
 from ..store.files import write_whole
 from .execution import Run
 from .judgement import worst_error
+from .state_judgement import worst_state_error
 
 LOG_COUNT = 200
 LOG_TOKENS_MAX = 200
@@ -35,6 +38,8 @@ FLOORS_IN_TOLERANCE = 20.0
 TOLERANCE_MAX = 2e-3
 FAULT_TOLERANCES = 100.0
 """A wrong state row moves an output by at least so many tolerances: the models' weights are chosen for it."""
+INSPECTED_STEPS_MAX = 32
+"""Longest log whose state is looked at token by token."""
 _CALIBRATION_SALT = 1 << 30
 
 
@@ -93,27 +98,36 @@ def noise_of(whole: float, steps: float, model: Model) -> Noise:
     return Noise(floor, _tolerance(floor), LOG_COUNT)
 
 
+def measure_state_noise(model: Model, noise: Noise, inspect_all: Callable[[Sequence[Program]], Sequence[Run]]) -> Noise:
+    """The same noise with the floor of a target's state rows: after whole logs, and after every token of the shorter ones."""
+    programs = [program for program in calibration_programs(model, embeddings=False) if len(program.operations) <= INSPECTED_STEPS_MAX]
+    floor = worst_state_error(model, inspect_all(programs))
+    tolerance = _tolerance(floor) if FLOORS_IN_TOLERANCE * floor <= TOLERANCE_MAX else noise.tolerance
+    return msgspec.structs.replace(noise, state_floor=floor, state_tolerance=tolerance)
+
+
 def _memory_path() -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "statedrift" / "noise-1.json"
 
 
-def _memory_key(target: str, version: str, model: Model) -> str:
+def _memory_key(target: str, version: str, model: Model, states: bool) -> str:
     """A measurement holds for the target, its version, the very weights, and the machine."""
     digest = hashlib.blake2b(digest_size=8)
     for weight in weights_of(model).values():
         digest.update(weight.tobytes())
-    return " | ".join([target, version, model_text(model), digest.hexdigest(), platform.machine(), platform.node()])
+    return " | ".join([target, version, model_text(model), digest.hexdigest(), platform.machine(), platform.node(), *(["states"] * states)])
 
 
-def remembered_noise(target: str, version: str, model: Model) -> Noise | None:
-    """What was measured before for this target, version and model; None when nothing was, or the memory cannot be read."""
+def remembered_noise(target: str, version: str, model: Model, states: bool = False) -> Noise | None:
+    """What was measured before for this target, version and model (and its state rows); None when nothing was, or the memory cannot be read."""
     try:
         entries = json.loads(_memory_path().read_bytes())
-        noise = msgspec.convert(entries[_memory_key(target, version, model)], Noise)
+        noise = msgspec.convert(entries[_memory_key(target, version, model, states)], Noise)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, msgspec.ValidationError):  # RuntimeError: there is no home folder
         return None
     is_sound = noise.floor >= 0 and FLOORS_IN_TOLERANCE * noise.floor <= TOLERANCE_MAX and noise.tolerance == _tolerance(noise.floor)
+    is_sound &= not states or (noise.state_tolerance is not None and TOLERANCE_MIN <= noise.state_tolerance <= TOLERANCE_MAX)
     return noise if is_sound and noise.log_count >= LOG_COUNT else None
 
 
@@ -127,7 +141,7 @@ def remember_noise(target: str, version: str, model: Model, noise: Noise) -> Non
             entries = {}
         if not isinstance(entries, dict):
             entries = {}
-        entries[_memory_key(target, version, model)] = msgspec.to_builtins(noise)
+        entries[_memory_key(target, version, model, noise.state_tolerance is not None)] = msgspec.to_builtins(noise)
         write_whole(path, json.dumps(entries, indent=1).encode())
     except (OSError, RuntimeError, UsageError):
         return

@@ -27,6 +27,7 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
 from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare_folder, write_account
 from ..store.findings import Finding, write_finding
+from .pair import open_bench
 from .reduction import Reduction, reduce_trial
 from .reproduction import reproduction_script
 from .shards import (
@@ -58,7 +59,11 @@ NOT_JUDGED_KEPT = 3
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What to run: a number of seconds, or of programs."""
+    """What to run: a number of seconds, or of programs.
+
+    against  the target that is the truth for the other, in place of the oracle
+    inspect  compare the state rows that the target shows, too
+    """
 
     target: str
     families: tuple[str, ...]
@@ -67,6 +72,8 @@ class Settings(msgspec.Struct, frozen=True):
     seed: int = 0
     jobs: int = 1
     out: Path | None = None
+    against: str | None = None
+    inspect: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -177,7 +184,7 @@ class _Campaign:
         self.noise: dict[str, Noise] = {}
         self.could_not_test: dict[str, str] = {}
         self.not_judged: list[tuple[str, str]] = []
-        self.programs = self.operations = 0
+        self.programs = self.operations = self.inspected = 0
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.verdicts: Counter[str] = Counter()
         self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
@@ -230,7 +237,12 @@ class _Campaign:
                 yield run_shard(self.bench, self.settings.seed, shard, families, size)
             return
         noise = msgspec.json.encode(list(self.models.items()))
-        with ProcessPoolExecutor(self.settings.jobs, get_context("spawn"), start_worker, (self.settings.target, noise)) as pool:
+        with ProcessPoolExecutor(
+            self.settings.jobs,
+            get_context("spawn"),
+            start_worker,
+            (self.settings.target, self.settings.against, self.settings.inspect, noise),
+        ) as pool:
             running: list[Future[bytes]] = []
             try:
                 while True:
@@ -254,6 +266,7 @@ class _Campaign:
         self.not_judged += result.not_judged[: NOT_JUDGED_KEPT - len(self.not_judged)]
         self.programs += result.programs
         self.operations += result.operations
+        self.inspected += result.inspected
         for name, counts in result.outcomes.items():
             self.outcomes[name].update(counts)
         self.verdicts.update(result.verdicts)
@@ -311,7 +324,7 @@ class _Campaign:
         now = _now()
         finding = Finding(
             signature=reduction.signature,
-            title=title_of(trial.program, trial.verdict),
+            title=title_of(trial.program, trial.verdict, self.bench.against_name),
             target=self.settings.target,
             version=self.bench.version,
             family=trial.program.model.family,
@@ -328,12 +341,15 @@ class _Campaign:
             last_seen=now,
             log=trial.log,
             answers=answers_of(trial),
+            against=self.bench.against_name,
+            against_version=self.bench.against_version,
         )
         self.findings.discount(waiting)  # the new finding has it for its first
         self.findings.add_finding(coarse, finding, enabling_operations(trial.program, trial.verdict))
         self.last_finding_seconds = self.seconds
         if self.settings.out is not None:
-            write_finding(self.settings.out / FINDINGS_FOLDER, finding, reproduction_script(finding, trial))
+            script = reproduction_script(finding, trial) if finding.against is None else None  # a script has one engine only
+            write_finding(self.settings.out / FINDINGS_FOLDER, finding, script)
 
     # --- the account -------------------------------------------------------------------------------------------------------
 
@@ -369,6 +385,9 @@ class _Campaign:
             seconds_judging=round(self.seconds_judging, 3),
             seconds_reducing=round(self.seconds_reducing, 3),
             complete=complete,
+            against=self.bench.against_name,
+            against_version=self.bench.against_version,
+            inspected=self.inspected if self.settings.inspect else None,
         )
 
     def run(self) -> Campaign:
@@ -431,5 +450,5 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()
-    with _ended_by_signals(), Bench(settings.target) as bench, settled_heap():
+    with _ended_by_signals(), open_bench(settings.target, settings.against, settings.inspect) as bench, settled_heap():
         return _Campaign(settings, bench, on_progress).run()

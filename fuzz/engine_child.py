@@ -30,7 +30,7 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program
 from ..spec.target import Target
 from ..targets.registry import load_target
-from .execution import Run, execute
+from .execution import Manner, Run, execute
 
 PLACE = struct.Struct("<qqqq")
 """The shared file: the worker's process, number of the batch, of the program in it, index of the operation; -1 before the first."""
@@ -40,10 +40,11 @@ _GRACE_SECONDS = 1.0
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A batch of programs; batches are numbered."""
+    """A batch of programs, each with the manner in which it is walked; batches are numbered."""
 
     batch: int
     programs: tuple[Program, ...]
+    manners: tuple[Manner, ...]
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -112,13 +113,13 @@ def write_frame(descriptor: int, body: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _answer(program: Program, target: Target, place: mmap.mmap, batch: int, number: int) -> bytes:
+def _answer(program: Program, manner: Manner, target: Target, place: mmap.mmap, batch: int, number: int) -> bytes:
     """Run one program; the frame that answers it."""
     answer: Ran | Failed
     process = os.getpid()
     PLACE.pack_into(place, 0, process, batch, number, -1)
     try:
-        answer = Ran(execute(program, target, lambda index: PLACE.pack_into(place, 0, process, batch, number, index)))
+        answer = Ran(execute(program, target, lambda index: PLACE.pack_into(place, 0, process, batch, number, index), manner))
     except UsageError as error:
         answer = Failed("usage", str(error))
     except UnavailableError as error:
@@ -136,10 +137,10 @@ def _serve(target: Target, ready: bytes, requests: int, answers: int, place: mma
     write_frame(answers, ready)
     while (body := read_frame(requests)) is not None:
         request = msgspec.msgpack.decode(body, type=Request)
-        for number, program in enumerate(request.programs):
+        for number, (program, manner) in enumerate(zip(request.programs, request.manners, strict=True)):
             with contextlib.suppress(OSError):  # standard error is no file when somebody runs this by hand
                 os.ftruncate(2, 0)
-            write_frame(answers, _answer(program, target, place, request.batch, number))
+            write_frame(answers, _answer(program, manner, target, place, request.batch, number))
 
 
 def _fork_worker(target: Target, version: str, description: str, requests: int, answers: int, place: mmap.mmap) -> tuple[int, int]:

@@ -3,22 +3,26 @@
 Rules
 - The walk stops at the first divergence that shows without output rows (an answer or a position); rows are judged afterwards.
 - Nothing here imports torch: this also runs in the child process of a native target.
-- An exception of the target other than UsageError and UnavailableError is the target's answer `error`, never lost.
+- An exception of the target other than UsageError and UnavailableError is the target's answer `error`, never lost; `EngineAbort` is its
+  answer `crash`, and ends the program.
+- Two targets that are held to each other are *followed*: nothing they answer ends the program but a death, and the calls depend on
+  nothing but the program, the answers so far, and the capabilities that both have.
 """
 
+import contextlib
 import functools
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from ..oracle.contract import Checker, Piece, Positions, Span
+from ..oracle.contract import MUST_ACCEPT, Checker, Demand, Piece, Positions, Span
 from ..spec.configuration import CacheConfiguration, changed
-from ..spec.errors import UnavailableError, UsageError
+from ..spec.errors import EngineAbort, UnavailableError, UsageError
 from ..spec.families import dimensions_of, doubled
 from ..spec.models import Model
 from ..spec.operations import (
@@ -42,11 +46,13 @@ from ..spec.operations import (
     SaveAll,
     Share,
     Shift,
+    sequences_of,
 )  # fmt: skip
 from ..spec.programs import Program
 from ..spec.target import Batch, Capabilities, Decoded, Session, Target
 from ..spec.tokens import DIRTY_SALT, DIRTY_TOKEN_COUNT, implicit_tokens
 from ..spec.verdicts import ACCEPTED, Outcome, Verdict
+from .inspection import Inspection, Inspector, relation_to, shown
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -63,6 +69,22 @@ class Step(msgspec.Struct, frozen=True):
     positions: tuple[tuple[int, int], ...]
 
 
+class Manner(msgspec.Struct, frozen=True):
+    """How a program is walked.
+
+    follow   do not stop at what the contract forbids: take every answer as it is, and keep the rows of every accepted decode
+    allowed  the capabilities that may be used, one for every session that the program opens; empty: all that the session declares
+    inspect  ask for the state rows of every sequence whose log is checked, after every operation that was sent
+    """
+
+    follow: bool = False
+    allowed: tuple[Capabilities, ...] = ()
+    inspect: bool = False
+
+
+PLAIN = Manner()
+
+
 class Run(msgspec.Struct, frozen=True):
     """What came of a program.
 
@@ -72,6 +94,8 @@ class Run(msgspec.Struct, frozen=True):
     verdict  a divergence in answers or positions; None says nothing of output rows, which are judged later (fuzz/judgement.py)
     capabilities  of the last session
     sessions capabilities of every session, in order: the first, and one for every reopen
+    followed answers were taken as they are (Manner.follow); capabilities are those that were allowed
+    inspections  the state rows that were shown (Manner.inspect), of every log each form once
     """
 
     steps: tuple[Step, ...]
@@ -80,6 +104,8 @@ class Run(msgspec.Struct, frozen=True):
     verdict: Verdict | None
     capabilities: Capabilities
     sessions: tuple[Capabilities, ...] = ()
+    followed: bool = False
+    inspections: tuple[Inspection, ...] = ()
 
 
 Progress = Callable[[int], None]
@@ -137,24 +163,24 @@ def _round_robin(sequences: Sequence[tuple[int, ...]]) -> list[int]:
     return sorted(range(len(turns)), key=turns.__getitem__)
 
 
-def open_session(target: Target, model: Model, cache: CacheConfiguration) -> Session:
+def open_session(target: Target, model: Model, cache: CacheConfiguration, allowed: Capabilities | None = None) -> Session:
     """Open a session over memory in the state that `start` asks for.
 
     dirty: every sequence decodes a few tokens, then everything is cleared but the data. A target that cannot poison its
-    memory runs `poison` as `dirty`. Raises UnavailableError or UsageError as the target does.
+    memory runs `poison` as `dirty`. `allowed`: what may be used of the session. Raises UnavailableError, UsageError or EngineAbort as
+    the target does.
     """
     session = target.open(model, cache)
     if cache.start == "dirty" or (cache.start == "poison" and not target.poison):
         try:
-            _use_memory(session, cache.n_seq_max, dimensions_of(model)["n_vocab"])
+            _use_memory(session, allowed or session.capabilities, cache.n_seq_max, dimensions_of(model)["n_vocab"])
         except BaseException:
             session.close()
             raise
     return session
 
 
-def _use_memory(session: Session, n_seq_max: int, vocabulary_size: int) -> None:
-    capabilities = session.capabilities
+def _use_memory(session: Session, capabilities: Capabilities, n_seq_max: int, vocabulary_size: int) -> None:
     count = min(DIRTY_TOKEN_COUNT, capabilities.n_batch, capabilities.n_ctx or DIRTY_TOKEN_COUNT)
     for sequence in range(n_seq_max):
         session.decode(_dirty_batch(sequence, count, vocabulary_size))
@@ -170,25 +196,47 @@ def _plain_batch(sequence: int, tokens: tuple[int, ...], first_position: int) ->
     return lay_out((Piece((sequence,), tokens, first_position, 0),), False, "last").batch
 
 
+def death_verdict(kind: Literal["crash", "hang"], program: Program, index: int, reason: str) -> Verdict:
+    """A death at operation `index`; -1: while opening the session."""
+    if index < 0:
+        return Verdict(kind, relation="self", reason=reason)
+    named = sorted(sequences_of(program.operations[index]))
+    return Verdict(kind, index, named[0] if named else None, relation="self", reason=reason)
+
+
+def _abort_verdict(program: Program, index: int, error: EngineAbort) -> Verdict:
+    return death_verdict("crash", program, index, f"the engine would have died (abort): {error}"[:300])
+
+
 class _Walk:
     """One program on its way through a target."""
 
-    def __init__(self, program: Program, target: Target) -> None:
+    def __init__(self, program: Program, target: Target, manner: Manner) -> None:
         self.program = program
         self.target = target
+        self.manner = manner
         self.cache = program.cache
         dimensions = dimensions_of(program.model)
         self.widths = {"all": dimensions["n_vocab"], "last": dimensions["n_vocab"], "embeddings": dimensions["n_embd"]}
-        self.session = open_session(target, program.model, program.cache)
+        self.sessions: list[Capabilities] = []
+        self.session = self._open()
         self.is_open = True
-        self.sessions = [self.session.capabilities]
-        self.checker = Checker(program.cache, dimensions["n_vocab"], self.session.capabilities)
+        self.checker = Checker(program.cache, dimensions["n_vocab"], self.sessions[0])
         self.spans: list[Span] = []
         self.rows: dict[int, tuple[bytes, int]] = {}
+        self.inspector = Inspector()
+
+    def _open(self) -> Session:
+        """The next session of the program; what may be used of it is noted."""
+        number = len(self.sessions)
+        allowed = self.manner.allowed[number] if number < len(self.manner.allowed) else None
+        session = open_session(self.target, self.program.model, self.cache, allowed)
+        self.sessions.append(allowed or session.capabilities)
+        return session
 
     def step(self, index: int, operation: AnyOperation) -> tuple[Step, Verdict | None]:
         """Send one operation, judge its answer, bring the logs up to date."""
-        demand = self.checker.demand(operation)
+        demand = self._demand(operation)
         if demand.word in ("skip", "undeclared"):
             outcome = Outcome("skipped" if demand.word == "skip" else "refused", demand.reason)
             return Step(outcome, demand.word, demand.reason, tuple(self.checker.before)), None
@@ -199,12 +247,52 @@ class _Walk:
             positions = self._positions()
         except (UsageError, UnavailableError):
             raise
+        except EngineAbort as error:
+            outcome = Outcome("crash", str(error)[:300])
+            return Step(outcome, demand.word, demand.reason, tuple(self.checker.before)), _abort_verdict(self.program, index, error)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             outcome = Outcome("error", f"{type(error).__name__}: {error} ({place.name})"[:300])
             positions = self.checker.before
+        step = Step(outcome, demand.word, demand.reason, tuple(positions))
+        if self.manner.follow:
+            self.checker.follow(index, operation, outcome, positions)
+            return step, None
         verdict = self.checker.conclude(index, operation, demand, outcome, positions)
-        return Step(outcome, demand.word, demand.reason, tuple(positions)), verdict
+        if verdict is None and self.manner.inspect and self.session.capabilities.inspect:
+            return self._inspect(index, operation, step)
+        return step, verdict
+
+    def _inspect(self, index: int, operation: AnyOperation, step: Step) -> tuple[Step, Verdict | None]:
+        """Take down what the session shows of its state after an operation; a session that cannot show it has not answered."""
+        if isinstance(operation, Reopen):
+            self.inspector.forget()
+        for sequence, log in enumerate(self.checker.ledger.logs):
+            if log.unchecked:
+                self.inspector.skip(sequence)
+                continue
+            try:
+                now = shown(self.session.inspect(sequence))
+            except (UsageError, UnavailableError):
+                raise
+            except EngineAbort as error:
+                crash = Outcome("crash", str(error)[:300])
+                return msgspec.structs.replace(step, outcome=crash), _abort_verdict(self.program, index, error)
+            except Exception as error:
+                reason = f"sequence {sequence} could not be inspected: {type(error).__name__}: {error}"[:300]
+                return step, Verdict("bad-refusal", index, sequence, relation=relation_to(operation, sequence), reason=reason)
+            verdict = self.inspector.look(index, operation, step.outcome.word == "refused", sequence, log, now)
+            if verdict is not None:
+                return step, verdict
+        return step, None
+
+    def _demand(self, operation: AnyOperation) -> Demand:
+        if self.manner.follow and isinstance(operation, Damage) and not self.checker.capabilities.blob_format:
+            if operation.how in ("flip", "header"):
+                return Demand("skip", "a byte of one target's blob is not the same byte of another's")
+            if operation.slot in self.checker.ledger.slots:  # whatever the size of the blob
+                return MUST_ACCEPT
+        return self.checker.demand(operation)
 
     def _positions(self) -> Positions:
         positions = [(int(first), int(last)) for first, last in self.session.positions()]
@@ -235,7 +323,7 @@ class _Walk:
             case Drop(sequence=sequence):
                 return session.remove(sequence, 0, OPEN)
             case Share(source=source, destination=destination, start=start, end=end):
-                if not session.capabilities.partial_share:  # the range is known to cover the whole log
+                if not self.checker.capabilities.partial_share:  # the range is known to cover the whole log
                     start = end = OPEN
                 return session.share(source, destination, start, end)
             case Keep(sequence=sequence):
@@ -267,10 +355,9 @@ class _Walk:
             case Reopen(changes=changes):
                 self.close()
                 self.cache = changed(self.cache, changes)
-                self.session = open_session(self.target, self.program.model, self.cache)
+                self.session = self._open()
                 self.is_open = True
-                self.sessions.append(self.session.capabilities)
-                self.checker.capabilities = self.session.capabilities
+                self.checker.capabilities = self.sessions[-1]
                 return ACCEPTED
 
     def _decode(self, index: int, items: tuple[Item, ...], outputs: Outputs, cancel_at: int | None) -> Outcome:
@@ -286,7 +373,7 @@ class _Walk:
         if rows is None or rows.shape != expected or rows.dtype != np.float32:
             got = "no rows" if rows is None else f"rows {rows.shape} of {rows.dtype}"
             return Outcome("error", f"the decode was accepted with {got} instead of {expected} of float32")
-        spans = self.checker.spans(index, pieces, layout.places, layout.wanted, layout.batch.outputs)
+        spans = self.checker.spans(index, pieces, layout.places, layout.wanted, layout.batch.outputs, self.manner.follow)
         if spans:
             self.spans += spans
             self.rows[index] = (rows.tobytes(), rows.shape[1])
@@ -308,14 +395,15 @@ class _Walk:
         """The same save, made by a model of the same family with doubled width."""
         slot = self.checker.ledger.slots[name]
         session = self.target.open(doubled(self.program.model), self.cache)
+        n_batch = min(session.capabilities.n_batch, self.checker.capabilities.n_batch)
         try:
             logs = slot.logs
             if not slot.whole and slot.sequence >= self.cache.n_seq_max:  # a blob without a token has no width to be foreign by
                 logs = {0: slot.logs[slot.sequence]}
             for sequence, log in logs.items():
                 if sequence < self.cache.n_seq_max:
-                    for start in range(0, len(log.tokens), session.capabilities.n_batch):
-                        session.decode(_plain_batch(sequence, log.tokens[start : start + session.capabilities.n_batch], start))
+                    for start in range(0, len(log.tokens), n_batch):
+                        session.decode(_plain_batch(sequence, log.tokens[start : start + n_batch], start))
             if slot.whole:
                 return session.save_all()[1]
             return session.save(next(iter(logs)), slot.partial, slot.device)[1]
@@ -323,24 +411,49 @@ class _Walk:
             session.close()
 
 
-def execute(program: Program, target: Target, progress: Progress | None = None) -> Run:
-    """Run a program on a target until its end, or the first divergence that shows without rows.
+def execute(program: Program, target: Target, progress: Progress | None = None, manner: Manner = PLAIN) -> Run:
+    """Run a program on a target until its end, a death, or (unless followed) the first divergence that shows without rows.
 
     progress is told the index of every operation before it is sent. Raises UnavailableError and UsageError when the target
     cannot open what the program asks for.
     """
-    walk = _Walk(program, target)
+    try:
+        walk = _Walk(program, target, manner)
+    except EngineAbort as error:
+        return _dead_at_opening(program, target, manner, error)
     steps: list[Step] = []
     verdict = None
     try:
-        for index, operation in enumerate(program.operations):
-            if progress is not None:
-                progress(index)
-            step, verdict = walk.step(index, operation)
-            steps.append(step)
-            if verdict is not None:
-                break
-        capabilities = walk.session.capabilities
-    finally:
-        walk.close()
-    return Run(tuple(steps), tuple(walk.spans), walk.rows, verdict, capabilities, tuple(walk.sessions))
+        with contextlib.closing(walk):
+            for index, operation in enumerate(program.operations):
+                if progress is not None:
+                    progress(index)
+                step, verdict = walk.step(index, operation)
+                steps.append(step)
+                if verdict is not None:
+                    break
+    except EngineAbort as error:  # only closing can: it belongs to the last operation
+        if verdict is None:
+            verdict = _abort_verdict(program, len(steps) - 1, error)
+            steps[-1:] = [msgspec.structs.replace(step, outcome=Outcome("crash", str(error)[:300])) for step in steps[-1:]]
+    return Run(
+        tuple(steps),
+        tuple(walk.spans),
+        walk.rows,
+        verdict,
+        walk.sessions[-1],
+        tuple(walk.sessions),
+        manner.follow,
+        tuple(walk.inspector.inspections),
+    )
+
+
+def _dead_at_opening(program: Program, target: Target, manner: Manner, error: EngineAbort) -> Run:
+    """A run whose engine died before the first operation; its capabilities are those of a session over fresh memory."""
+    try:
+        with contextlib.closing(target.open(program.model, program.cache)) as session:
+            capabilities = session.capabilities
+    except EngineAbort:
+        capabilities = Capabilities("none", 0, 1, 0, False, False)
+    verdict = _abort_verdict(program, -1, error)
+    return Run((), (), {}, verdict, capabilities, (*manner.allowed[:1],) or (capabilities,), manner.follow)

@@ -25,7 +25,8 @@ OPERATIONS_PER_PROGRAM_MAX = 30
 def generate(seed: int, model: Model) -> Program:
     """The program number `seed` for `model`: about 15 operations, at most 30.
 
-    The operations do not depend on the model's family but for its vocabulary and whether it has an attention cache that can be full.
+    The operations do not depend on the model's family but for its vocabulary, whether it has an attention cache that can be full, and
+    whether that has a window.
     Raises UsageError when the model is unknown or its dimensions are bad.
     """
     return draw_program(SeededChoices(seed, "program"), model, OPERATIONS_PER_PROGRAM_MAX)

@@ -103,11 +103,19 @@ class SavedSession:
         self.n_seq_max, self.unified = cache.n_seq_max, cache.unified
 
 
+class ModelFacts(NamedTuple):
+    """The size of the vocabulary; whether the model has an attention cache, which can be full; whether its attention has a window."""
+
+    vocabulary_size: int
+    has_attention: bool
+    has_window: bool
+
+
 @lru_cache(maxsize=64)
-def model_facts(model: Model) -> tuple[int, bool]:
-    """The size of the vocabulary, and whether the model has an attention cache. Raises UsageError for a bad model."""
-    dimensions = dimensions_of(model)
-    return dimensions["n_vocab"], bool(family_of(model).attention_layers(dimensions))
+def model_facts(model: Model) -> ModelFacts:
+    """What programs depend on of `model`. Raises UsageError for a bad model."""
+    family, dimensions = family_of(model), dimensions_of(model)
+    return ModelFacts(dimensions["n_vocab"], bool(family.attention_layers(dimensions)), bool(family.attention_window(dimensions)))
 
 
 @lru_cache(maxsize=256)
@@ -126,7 +134,7 @@ class Draft:
 
     def __init__(self, choices: Choices, model: Model, cache: CacheConfiguration, operations_max: int) -> None:
         self.choices = choices
-        self.vocabulary_size, self.has_attention = model_facts(model)
+        self.vocabulary_size, self.has_attention, _ = model_facts(model)
         self.operations_max = operations_max
         self.operations: list[AnyOperation] = []
         self.slots: dict[str, Saved] = {}

@@ -52,7 +52,7 @@ _N_CTX_SMALL = (32, 16)
 _STARTS: tuple[Start, ...] = ("fresh", "fresh", "fresh", "dirty", "dirty", "poison")
 
 
-def _draw_configuration(choices: Choices) -> CacheConfiguration:
+def _draw_configuration(choices: Choices, has_window: bool) -> CacheConfiguration:
     n_rs_seq = choices.pick(_N_RS_SEQ)
     outputs: Outputs = "all"
     if choices.chance(12):
@@ -66,6 +66,7 @@ def _draw_configuration(choices: Choices) -> CacheConfiguration:
         start=choices.pick(_STARTS),
         interleave=int(choices.chance(20)),
         outputs=outputs,
+        swa_full=int(has_window and choices.chance(20)),
     )
 
 
@@ -449,8 +450,7 @@ _DECODE_WEIGHT_LEAST = 600
 
 def draw_program(choices: Choices, model: Model, operations_max: int) -> Program:
     """A program of at most `operations_max` (at least 1) operations. Raises UsageError when the model is bad."""
-    model_facts(model)
-    cache = _draw_configuration(choices)
+    cache = _draw_configuration(choices, model_facts(model).has_window)
     draft = Draft(choices, model, cache, operations_max)
     weights = [common * weight for (common, _), weight in zip(_OTHER_KINDS, choices.swarm(len(_OTHER_KINDS)), strict=True)]
     share_percent = choices.pick(_DECODE_SHARES_PERCENT)

@@ -15,6 +15,7 @@ from ..oracle.recompute import Request, recompute_of
 from ..spec.models import Model
 from ..spec.verdicts import Verdict
 from .execution import Run
+from .state_judgement import state_verdicts
 
 
 def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -58,9 +59,23 @@ def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -
     return errors
 
 
-def judge(model: Model, runs: Sequence[Run], tolerance: float) -> list[Verdict]:
-    """The verdict of every run; all runs are of programs of `model`."""
-    return [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs), strict=True)]
+def judge(model: Model, runs: Sequence[Run], tolerance: float, state_tolerance: float | None = None) -> list[Verdict]:
+    """The verdict of every run; all runs are of programs of `model`. `state_tolerance` is that of state rows, `tolerance` where it is None.
+
+    Where an operation's rows and the state after it are wrong, the state decides: it says in which layer.
+    """
+    verdicts = [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs), strict=True)]
+    states = state_verdicts(model, runs, tolerance if state_tolerance is None else state_tolerance)
+    return [_earlier(state, verdict) for state, verdict in zip(states, verdicts, strict=True)]
+
+
+def _earlier(state: Verdict | None, verdict: Verdict) -> Verdict:
+    """The verdict on the earlier operation; -1 stands for the opening."""
+    if state is None or state.operation_index is None:
+        return verdict
+    if not verdict.is_divergence:
+        return state
+    return state if state.operation_index <= (-1 if verdict.operation_index is None else verdict.operation_index) else verdict
 
 
 def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerance: float) -> Verdict:

@@ -340,9 +340,10 @@ class _Search:
         self.deadline = monotonic() + seconds_max
         self.on_step = on_step
         self.error_floor = 0.0
-        if start.verdict.error is not None and start.verdict.kind == "wrong-output":
+        if start.verdict.error is not None and start.verdict.kind in ("wrong-output", "wrong-state"):
+            tolerance = start.tolerance if start.verdict.tolerance is None else start.verdict.tolerance
             self.error_floor = min(
-                start.verdict.error / 2, max(ERROR_FLOOR_TOLERANCES * start.tolerance, ERROR_FLOOR_SHARE * start.verdict.error)
+                start.verdict.error / 2, max(ERROR_FLOOR_TOLERANCES * tolerance, ERROR_FLOOR_SHARE * start.verdict.error)
             )
 
     def keeps(self, trial: Trial) -> bool:
@@ -354,7 +355,7 @@ class _Search:
         return trial.verdict.error is None or trial.verdict.error >= self.error_floor
 
     def is_known(self, trial: Trial) -> bool:
-        return fine_signature(self.bench.target_name, trial.program, trial.verdict) in self.known
+        return fine_signature(self.bench.label, trial.program, trial.verdict) in self.known
 
     def first_that_keeps(self, programs: Iterable[Program], accept: Callable[[Trial], bool]) -> Trial | None:
         """Try programs in their order, some at a time; the first that is accepted."""
@@ -462,7 +463,7 @@ def reduce_trial(
         if decoration is not None:
             search.take(decoration)
     uses = _without_undocumented(search)
-    signature = fine_signature(bench.target_name, search.best.program, search.best.verdict)
+    signature = fine_signature(bench.label, search.best.program, search.best.verdict)
     return Reduction(search.best, signature, signature in known, search.tried, tuple(search.others.values()), uses)
 
 
@@ -479,8 +480,8 @@ def _without_undocumented(search: _Search) -> tuple[str, ...]:
 
 
 def undocumented_uses_of(trial: Trial, bench: Bench) -> tuple[str, ...]:
-    """The undocumented uses of a trial up to its divergence; none when nothing is known of its steps."""
-    if trial.run is None:
+    """The undocumented uses of a trial up to its divergence; none when nothing is known of its steps, or another target is the truth."""
+    if trial.run is None or bench.against_name is not None:
         return ()
     return undocumented_uses(trial.program, trial.run, trial.verdict, bench.target)
 

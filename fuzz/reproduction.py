@@ -88,10 +88,11 @@ def _head(finding: Finding, needs: str) -> str:
 
 
 def _replay_script(finding: Finding) -> str:
+    inspect = ', "--inspect"' if finding.verdict.layer is not None else ""
     return _head(finding, "Needs statedrift: this target is driven through it.") + (
         "import subprocess\nimport sys\n\n"
         f'PROGRAM = """\\\n{program_text(finding.program)}"""\n\n'
-        f'status = subprocess.call([sys.executable, "-m", "statedrift", "replay", PROGRAM, "--target", "{finding.target}", "--undocumented"])\n'
+        f'status = subprocess.call([sys.executable, "-m", "statedrift", "replay", PROGRAM, "--target", "{finding.target}", "--undocumented"{inspect}])\n'
         "sys.exit(status if status in (0, 1) else 2)\n"
     )
 

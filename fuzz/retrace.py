@@ -51,7 +51,10 @@ def retrace(program: Program, run: Run) -> Iterator[Moment]:
                 case Damage():
                     checker.damaged(operation, _damaged_stand_in(checker.ledger.slots[operation.slot].blob, operation))
         checker.capabilities = capabilities
-        checker.conclude(index, operation, Demand(step.demand, step.reason), step.outcome, step.positions)  # type: ignore[arg-type]
+        if run.followed:
+            checker.follow(index, operation, step.outcome, step.positions)
+        else:
+            checker.conclude(index, operation, Demand(step.demand, step.reason), step.outcome, step.positions)  # type: ignore[arg-type]
 
 
 def _damaged_stand_in(blob: bytes, damage: Damage) -> bytes:

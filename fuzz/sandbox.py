@@ -18,16 +18,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Literal
 
 import msgspec
 
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.operations import sequences_of
 from ..spec.programs import Program, program_text
 from ..spec.verdicts import Verdict
 from .engine_child import FRAME_BYTES_MAX, LENGTH, PLACE, Answered, Died, Failed, Frame, Ran, Ready, Request, write_frame
-from .execution import Run
+from .execution import PLAIN, Manner, Run, death_verdict
 
 PROGRAM_SECONDS_MAX = 60.0
 START_SECONDS_MAX = 120.0
@@ -164,20 +162,21 @@ class Sandbox:
         words = reversed(dict.fromkeys(reversed(lines[:fatal])))  # of what is said again, the last time counts
         return (*list(words)[-LOG_LINES:], *lines[fatal : fatal + 1], *([call] if call else []))
 
-    def run(self, programs: Sequence[Program]) -> list[Run | Death | Failed]:
-        """Run programs one after another; every one of them gets an answer."""
+    def run(self, programs: Sequence[Program], manners: Sequence[Manner] = ()) -> list[Run | Death | Failed]:
+        """Run programs one after another, each in its manner (or all in the plain one); every one of them gets an answer."""
+        manners = manners or [PLAIN] * len(programs)
         results: list[Run | Death | Failed] = []
         while len(results) < len(programs):
-            results += self._run_until_death(programs[len(results) :])
+            results += self._run_until_death(programs[len(results) :], manners[len(results) :])
         return results
 
-    def _run_until_death(self, programs: Sequence[Program]) -> list[Run | Death | Failed]:
+    def _run_until_death(self, programs: Sequence[Program], manners: Sequence[Manner]) -> list[Run | Death | Failed]:
         """Send programs as one batch; the answers up to the first death, at least one."""
         self._batch += 1
         self._in_flight.write_text("\n".join(map(program_text, programs)))
         results: list[Run | Death | Failed] = []
         try:
-            write_frame(self._requests, msgspec.msgpack.encode(Request(self._batch, tuple(programs))))
+            write_frame(self._requests, msgspec.msgpack.encode(Request(self._batch, tuple(programs), tuple(manners))))
             idle_deaths = 0
             while len(results) < len(programs):
                 match self._next_frame(self.program_seconds_max):
@@ -216,7 +215,7 @@ class Sandbox:
         number, index = self._read_place(process)
         if number < 0:
             raise _Lost
-        verdict = _death_verdict("hang", program, index, f"no answer within {self.program_seconds_max:g} s")
+        verdict = death_verdict("hang", program, index, f"no answer within {self.program_seconds_max:g} s")
         death = Death(verdict, self._short_words())
         self._ready = self._await_worker()
         return death
@@ -232,7 +231,7 @@ class Sandbox:
             killed = Verdict("unknown", None if index < 0 else index, reason="the process was killed from outside, perhaps for memory")
             return Death(killed, log)
         reason = f"the process died ({_cause_of(code)}): {_telling_line(log, code)}"
-        return Death(_death_verdict("crash", program, index, reason[:300]), log)
+        return Death(death_verdict("crash", program, index, reason[:300]), log)
 
     def _short_words(self) -> tuple[str, ...]:
         """The last words without folders: where a library was built says nothing."""
@@ -277,11 +276,3 @@ def _telling_line(log: Sequence[str], code: int) -> str:
     if code == -signal.SIGABRT or not fatal:  # who gives up by himself says why, and says it last
         return (said or errors or own or fatal or ["no message"])[-1]
     return (said or fatal)[-1]
-
-
-def _death_verdict(kind: Literal["crash", "hang"], program: Program, index: int, reason: str) -> Verdict:
-    """A verdict at operation `index`; -1: while opening the session."""
-    if index < 0:
-        return Verdict(kind, relation="self", reason=reason)
-    named = sorted(sequences_of(program.operations[index]))
-    return Verdict(kind, index, named[0] if named else None, relation="self", reason=reason)

@@ -27,7 +27,8 @@ from ..spec.operations import operation_name
 from ..spec.programs import Program, program_text
 from ..store.campaigns import Noise
 from .generation import generate, model_for
-from .trial import Bench, Trial
+from .pair import open_bench
+from .trial import Bench, Trial, without_rows
 
 SHARD_PROGRAMS = 64
 
@@ -46,6 +47,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     verdicts  verdict kind -> programs
     not_judged  programs that were neither right nor wrong: why, and their text on one line
     seconds_* of wall time
+    inspected  states that were compared
     """
 
     shard: int
@@ -58,6 +60,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     seconds_generating: float
     seconds_running: float
     seconds_judging: float
+    inspected: int = 0
 
 
 def _number(*parts: object) -> int:
@@ -102,14 +105,14 @@ def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], coun
         generated - started,
         bench.spent.running - running,
         bench.spent.judging - judging,
+        sum(len(trial.run.inspections) for trial in trials if trial.run),
     )
 
 
 def _light(trial: Trial) -> Trial:
     """A trial without its output rows, which nobody needs again."""
-    if trial.run is None:
-        return trial
-    return msgspec.structs.replace(trial, run=msgspec.structs.replace(trial.run, spans=(), rows={}))
+    runs = [run and without_rows(run) for run in (trial.run, trial.other)]
+    return msgspec.structs.replace(trial, run=runs[0], other=runs[1])
 
 
 @contextlib.contextmanager
@@ -137,7 +140,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def start_worker(target_name: str, noise: bytes) -> None:
+def start_worker(target_name: str, against_name: str | None, inspect: bool, noise: bytes) -> None:
     """Open the worker's bench; `noise` is the JSON of what the campaign's process measured.
 
     Raises nothing for a target that cannot be used: the pool would only say that it is broken. The first shard says why.
@@ -146,7 +149,7 @@ def start_worker(target_name: str, noise: bytes) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     use_one_thread()
     try:
-        bench = Bench(target_name)
+        bench = open_bench(target_name, against_name, inspect)
     except (UsageError, UnavailableError) as error:
         _why_none.append(str(error))
         return

@@ -16,6 +16,7 @@ from typing import Self
 
 import msgspec
 
+from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
@@ -25,9 +26,9 @@ from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
 from ..store.findings import Answer
 from ..targets.registry import load_target
-from .calibration import measure_noise, remember_noise, remembered_noise
+from .calibration import measure_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
-from .execution import Run, Step, execute
+from .execution import PLAIN, Manner, Run, Step, execute
 from .judgement import judge
 from .sandbox import Death, Sandbox
 from .signatures import coarse_signature
@@ -40,6 +41,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     signature  coarse; None when the program did not diverge
     log        the engine's last words, for a crash or a hang
+    other      what the same program came to on the target it is held to, if it is held to one
     """
 
     program: Program
@@ -48,6 +50,7 @@ class Trial(msgspec.Struct, frozen=True):
     signature: str | None
     tolerance: float
     log: tuple[str, ...] = ()
+    other: Run | None = None
 
 
 def check_judgeable(program: Program) -> None:
@@ -76,7 +79,12 @@ class Bench:
     Raises UsageError for an unknown target, UnavailableError when it cannot be used here.
     """
 
-    def __init__(self, target: str | Target) -> None:
+    against_name: str | None = None
+    against_version: str | None = None
+    """The target that it is held to in place of the oracle, if it is (fuzz/pair.py)."""
+
+    def __init__(self, target: str | Target, inspect: bool = False) -> None:
+        """inspect: compare the state rows that the target shows, too."""
         self.target_name = target if isinstance(target, str) else target.name
         self.target = load_target(target) if isinstance(target, str) else target
         if self.target.isolated and not isinstance(target, str):
@@ -84,9 +92,15 @@ class Bench:
         self.sandbox = Sandbox(self.target_name) if self.target.isolated else None
         self.version = self.sandbox.version if self.sandbox else self.target.version()
         self.spent = Spent()
+        self.manner = Manner(inspect=inspect)
         self._noise: dict[Model, Noise] = {}
         # a target in development changes without changing its version: what was measured before says nothing of it
         self._is_installed = isinstance(target, str) and ":" not in target
+
+    @property
+    def label(self) -> str:
+        """The target in signatures."""
+        return self.target_name
 
     def __enter__(self) -> Self:
         return self
@@ -106,18 +120,27 @@ class Bench:
                 raise UnavailableError(
                     f"could not test: target {self.target_name} does not run family {model.family}; it runs {', '.join(self.target.families)}"
                 )
-            noise = remembered_noise(self.target_name, self.version, model) if self._is_installed else None
+            if self.manner.inspect:
+                self._check_inspectable(model)
+            noise = remembered_noise(self.target_name, self.version, model, self.manner.inspect) if self._is_installed else None
             if noise is None:
                 noise = measure_noise(model, self._run_plain)
+                if self.manner.inspect:
+                    noise = measure_state_noise(model, noise, self._run_plain)
                 if self._is_installed:
                     remember_noise(self.target_name, self.version, model, noise)
             self._noise[model] = noise
         return self._noise[model]
 
+    def _check_inspectable(self, model: Model) -> None:
+        (opened,) = self._run_plain([Program(model, CacheConfiguration(), ())])
+        if not opened.capabilities.inspect:
+            raise UnavailableError(f"could not test: target {self.target_name} does not show its state rows; leave out --inspect")
+
     def _run_plain(self, programs: Sequence[Program]) -> list[Run]:
         """Runs of calibration programs, a few at a time: a target that fails at the first is not asked for all."""
         some = (programs[start : start + CALIBRATION_PROGRAMS] for start in range(0, len(programs), CALIBRATION_PROGRAMS))
-        return [_plain_run(result) for batch in some for result in self._run(batch)]
+        return [_plain_run(result) for batch in some for result in self.run(batch, [self.manner] * len(batch))]
 
     def set_noise(self, noise: dict[Model, Noise]) -> None:
         """Take over measurements that another process made."""
@@ -136,7 +159,7 @@ class Bench:
         for program in programs:
             check_judgeable(program)
             self.noise(program.model)  # before anything runs: "could not test" is not an answer about one program
-        results = self._run(programs)
+        results = self.run(programs, [self.manner] * len(programs))
         started = perf_counter()
         verdicts: dict[int, Verdict] = {}
         by_model: dict[Model, list[int]] = defaultdict(list)
@@ -145,7 +168,8 @@ class Bench:
                 by_model[programs[number].model].append(number)
         for model, numbers in by_model.items():
             runs = [result for number in numbers if isinstance(result := results[number], Run)]
-            verdicts.update(zip(numbers, judge(model, runs, self.tolerance(model)), strict=True))
+            noise = self.noise(model)
+            verdicts.update(zip(numbers, judge(model, runs, noise.tolerance, noise.state_tolerance), strict=True))
         self.spent.judging += perf_counter() - started
         return [
             self._trial(program, result, verdicts.get(number))
@@ -159,43 +183,64 @@ class Bench:
             case Run():
                 run = result
             case Death():
-                run, verdict, log = self._run_before(program, result), result.verdict, result.log
-            case Failed(kind=kind, message=message):
-                verdict = Verdict("harness-error" if kind == "internal" else "unknown", reason=message)
+                before = self.run_before(program, result)
+                run = before and without_rows(before)
+                verdict, log = result.verdict, result.log
+            case Failed():
+                verdict = failed_verdict(result)
         assert verdict is not None
-        signature = coarse_signature(self.target_name, program, verdict) if verdict.is_divergence else None
-        return Trial(program, run, verdict, signature, self.tolerance(program.model), log)
+        return self.trial(program, run, verdict, log)
 
-    def _run_before(self, program: Program, death: Death) -> Run | None:
+    def trial(self, program: Program, run: Run | None, verdict: Verdict, log: tuple[str, ...] = (), other: Run | None = None) -> Trial:
+        """The trial of a program that was judged."""
+        signature = coarse_signature(self.label, program, verdict) if verdict.is_divergence else None
+        return Trial(program, run, verdict, signature, self.tolerance(program.model), log, other)
+
+    def run_before(self, program: Program, death: Death, manner: Manner = PLAIN) -> Run | None:
         """What happened before a worker's death: the same program without the operation that ended it (or, when it ended while
         opening, over fresh memory)."""
         index = death.verdict.operation_index
         cache = program.cache if index is not None else msgspec.structs.replace(program.cache, start="fresh")
-        (before,) = self._run([Program(program.model, cache, program.operations[: index or 0])])
+        (before,) = self.run([Program(program.model, cache, program.operations[: index or 0])], [manner])
         if not isinstance(before, Run) or len(before.steps) != (index or 0):
             return None
         steps = before.steps
         if index is not None:
             word: OutcomeWord = "hang" if death.verdict.kind == "hang" else "crash"
             steps += (Step(Outcome(word, death.verdict.reason), "", "", steps[-1].positions if steps else ()),)
-        return msgspec.structs.replace(before, steps=steps, spans=(), rows={}, verdict=death.verdict)
+        return msgspec.structs.replace(before, steps=steps, verdict=death.verdict)
 
-    def _run(self, programs: Sequence[Program]) -> Sequence[Run | Death | Failed]:
+    def run(self, programs: Sequence[Program], manners: Sequence[Manner] = ()) -> Sequence[Run | Death | Failed]:
+        """Run programs, each in its manner (or all in the plain one), and judge nothing."""
         started = perf_counter()
+        manners = manners or [PLAIN] * len(programs)
         results: Sequence[Run | Death | Failed]
-        results = self.sandbox.run(programs) if self.sandbox else [self._run_here(program) for program in programs]
+        if self.sandbox:
+            results = self.sandbox.run(programs, manners)
+        else:
+            results = [self._run_here(program, manner) for program, manner in zip(programs, manners, strict=True)]
         self.spent.running += perf_counter() - started
         return results
 
-    def _run_here(self, program: Program) -> Run | Failed:
+    def _run_here(self, program: Program, manner: Manner) -> Run | Failed:
         try:
-            return execute(program, self.target)
+            return execute(program, self.target, manner=manner)
         except UsageError as error:
             return Failed("usage", str(error))
         except UnavailableError as error:
             return Failed("unavailable", str(error))
         except Exception as error:  # ours: a session's own exceptions are its answers
             return Failed("internal", "".join(traceback.format_exception_only(error)).strip())
+
+
+def without_rows(run: Run) -> Run:
+    """A run without what it gave and showed."""
+    return msgspec.structs.replace(run, spans=(), rows={}, inspections=())
+
+
+def failed_verdict(failed: Failed) -> Verdict:
+    """A program that could not be run is neither right nor wrong."""
+    return Verdict("harness-error" if failed.kind == "internal" else "unknown", reason=failed.message)
 
 
 def _plain_run(result: Run | Death | Failed) -> Run:

@@ -69,7 +69,9 @@ def _grow(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.nd
 @kernel
 def _first_too_long(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.ndarray, n_ctx: int) -> int:
     """The first sequence that a batch would make longer than n_ctx, or -1."""
-    added = np.zeros(length.size, np.int64)
+    added = np.empty(length.size, np.int64)  # only the batch's own sequences have a meaning: the cost follows the batch
+    for i in range(segment_sequence.size):
+        added[segment_sequence[i]] = 0
     for i in range(segment_sequence.size):
         sequence = segment_sequence[i]
         added[sequence] += segment_start[i + 1] - segment_start[i]
@@ -90,7 +92,9 @@ def _sight(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.n
     """What the tokens of a batch write and see, once their cells are listed; window 0: everything before them."""
     tokens = segment_start[segment_sequence.size]
     cell, first, count = np.empty(tokens, np.int64), np.empty(tokens, np.int64), np.empty(tokens, np.int64)
-    left = np.zeros(length.size, np.int64)  # tokens of a sequence that are still to come
+    left = np.empty(length.size, np.int64)  # tokens of a sequence of the batch that are still to come
+    for i in range(segment_sequence.size):
+        left[segment_sequence[i]] = 0
     for i in range(segment_sequence.size):
         left[segment_sequence[i]] += segment_start[i + 1] - segment_start[i]
     for i in range(segment_sequence.size):
@@ -102,7 +106,8 @@ def _sight(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.n
             cell[place] = cell_of[sequence, position]
             count[place] = seen
             first[place] = sequence * cell_of.shape[1] + position + 1 - seen
-    return Sight(cell, first, count, cell_of.ravel())
+    # not a constant, which would be read-only: both sights of a model are of one type
+    return Sight(cell, first, count, cell_of.ravel(), np.empty((0, 2), np.int64))
 
 
 class AttentionCache:
@@ -158,6 +163,36 @@ class AttentionCache:
         sequence = _first_too_long(batch.segment_sequence, batch.segment_start, self.length, self.n_ctx)
         return None if sequence < 0 else f"sequence {sequence} would be longer than n_ctx={self.n_ctx}"
 
+    def refuses_tokens(self, added: dict[int, int], cell_count: int) -> str | None:
+        """The reason why sequences cannot be given so many tokens, `cell_count` different ones altogether, or None."""
+        if self.unified:
+            return (
+                None
+                if cell_count <= self.free_count
+                else f"{cell_count} tokens need more than the {self.free_count} attention cells that are free"
+            )
+        for sequence, count in added.items():
+            if self.length[sequence] + count > self.n_ctx:
+                return f"sequence {sequence} would be longer than n_ctx={self.n_ctx}"
+        return None
+
+    def follow(self, leader: int, follower: int, token_count: int) -> None:
+        """Give `follower` the newest `token_count` tokens of `leader`: their cells when unified, else copies."""
+        new = self.cells(leader)[len(self.cells(leader)) - token_count :]
+        start = int(self.length[follower])
+        own = self.cell_of[follower, start : start + token_count]
+        if self.unified:
+            _acquire(new, self.reference_count)
+            own[:] = new
+        else:
+            self._copy(int(new[0]), int(own[0]), token_count)
+        self.length[follower] = start + token_count
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        """Copy `count` neighbouring cells."""
+        for rows in (*self.keys, *self.values):
+            rows[:, target : target + count] = rows[:, source : source + count]
+
     def apply(self, batch: SplitBatch) -> None:
         """List a cell for every token of a batch that fits."""
         if self.unified:
@@ -203,9 +238,7 @@ class AttentionCache:
             _acquire(cells, self.reference_count)
             self.cell_of[destination, :length] = cells
         elif length:
-            first, other = int(self.cell_of[source, 0]), int(self.cell_of[destination, 0])
-            for rows in (*self.keys, *self.values):
-                rows[:, other : other + length] = rows[:, first : first + length]
+            self._copy(int(self.cell_of[source, 0]), int(self.cell_of[destination, 0]), length)
         self.length[destination] = length
 
     def refuses(self, sequence: int, token_count: int) -> str | None:
@@ -222,7 +255,9 @@ class AttentionCache:
 
     def read(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values in the order of positions, float32 [layers, tokens, key heads, head_dim], copied."""
-        cells = self.cells(sequence)
+        return self._gathered(self.cells(sequence))
+
+    def _gathered(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         keys = [self.keys[kind][place, cells] for kind, place in self._homes]
         values = [self.values[kind][place, cells] for kind, place in self._homes]
         return np.stack(keys), np.stack(values)
@@ -237,9 +272,45 @@ class AttentionCache:
             self.reference_count[cells] = 1
             self.cell_of[sequence, :length] = cells
         self.length[sequence] = length
+        self._scatter(self.cells(sequence), keys, values)
+
+    def _scatter(self, cells: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         for layer, (kind, place) in enumerate(self._homes):
-            self.keys[kind][place, self.cells(sequence)] = keys[layer]
-            self.values[kind][place, self.cells(sequence)] = values[layer]
+            self.keys[kind][place, cells] = keys[layer]
+            self.values[kind][place, cells] = values[layer]
+
+    def read_all(self) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
+        """For every sequence int64 [tokens], which of the keys and values are its own; keys and values of every cell in use, once.
+
+        Keys and values are float32 [layers, cells, key heads, head_dim].
+        """
+        listed = np.concatenate([self.cells(sequence) for sequence in range(len(self.length))])
+        used, first, places = np.unique(listed, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # of first mention: what is saved does not depend on where it lay
+        own = np.split(np.argsort(order)[places], np.cumsum(self.length)[:-1])
+        return tuple(own), *self._gathered(used[order])
+
+    def refuses_all(self, cells: tuple[np.ndarray, ...]) -> str | None:
+        """The reason why sequences with these cells cannot replace what all of them hold, or None."""
+        longest = max(len(own) for own in cells)
+        if self.unified:
+            used, room = len(np.unique(np.concatenate(cells))), len(self.free_cells)
+            return None if used <= room else f"{used} tokens need more than the {room} attention cells that there are"
+        return None if longest <= self.n_ctx else f"a sequence of {longest} tokens would be longer than n_ctx={self.n_ctx}"
+
+    def write_all(self, cells: tuple[np.ndarray, ...], keys: np.ndarray, values: np.ndarray) -> None:
+        """Give every sequence, all of them being empty, its cells, as `read_all` told them; `refuses_all` must have said None."""
+        if self.unified:
+            self.free_count -= keys.shape[1]
+            placed = self.free_cells[self.free_count : self.free_count + keys.shape[1]].copy()
+            self._scatter(placed, keys, values)
+        for sequence, own in enumerate(cells):
+            self.length[sequence] = len(own)
+            if self.unified:
+                self.cell_of[sequence, : len(own)] = placed[own]
+                _acquire(self.cells(sequence), self.reference_count)
+            else:
+                self._scatter(self.cells(sequence), keys[:, own], values[:, own])
 
     def zero(self) -> None:
         """Overwrite all memory with zero."""

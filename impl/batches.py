@@ -3,7 +3,7 @@
 Rules
 - The tokens of a sequence stand together, in their order; sequences stand in the order of their first token. A place is an index in this order.
 - A segment is the part of one sequence that is in one ubatch. A sequence has one segment in a ubatch at most.
-- The newest `1 + n_rs_seq` tokens of a sequence stay in one ubatch, so that its snapshots can all be written there.
+- The newest `1 + n_rs_seq` tokens of a sequence stay in one ubatch where a cache writes its snapshots at the end of a batch.
 - Splitting checks everything that can be wrong with the tokens themselves, and changes nothing.
 Source: llama.cpp's llama-batch.cpp and n_rs_seq tail rule, for the terms; the cut itself is simpler, since our kernels take segments of any length.
 """
@@ -39,9 +39,9 @@ class SplitBatch(NamedTuple):
         return len(self.ubatch_start) - 1
 
 
-def ubatch_tokens(n_ubatch: int, n_rs_seq: int) -> int:
+def ubatch_tokens(n_ubatch: int, tail_size: int) -> int:
     """Most tokens of a ubatch: what was asked for, but room for the tokens that have to stay together."""
-    return max(n_ubatch, 1 + n_rs_seq)
+    return max(n_ubatch, tail_size)
 
 
 @kernel
@@ -68,7 +68,7 @@ def split(
     token_count = tokens.size
     n_seq_max = last_position.size
     code, wrong = OK, 0
-    count = np.zeros(n_seq_max, np.int64)
+    count = np.empty(n_seq_max, np.int64)  # only the batch's own sequences have a meaning: the cost follows the batch
     present = np.empty(min(n_seq_max, token_count), np.int64)
     present_count = 0
     for i in range(token_count):
@@ -79,6 +79,9 @@ def split(
             code, wrong = TOKEN_OUT_OF_RANGE, i
         if code != OK:
             break
+        count[sequence] = 0
+    for i in range(token_count if code == OK else 0):
+        sequence = sequences[i]
         if positions[i] != last_position[sequence] + 1 + count[sequence]:
             code, wrong = POSITION_NOT_NEXT, i
             break

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..spec.target import Guarantee
 from .batches import SplitBatch
 from .kernels import kernel
 
@@ -38,6 +39,16 @@ class Plan(NamedTuple):
     zero_row: np.ndarray
 
 
+class Copies(NamedTuple):
+    """Rows to copy before a batch runs, one after the other: int64 [copies] each."""
+
+    source_row: np.ndarray
+    target_row: np.ndarray
+
+
+NO_COPIES = Copies(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
 @kernel
 def _plan(
     segment_sequence: np.ndarray,
@@ -55,7 +66,10 @@ def _plan(
     source_row = np.empty(segments, np.int64)
     plane_row = np.full((segments, planes), NONE, np.int64)
     zero_row = np.full(segments, NONE, np.int64)
-    departed = np.zeros(n_cells, np.int64)  # sequences of this batch that leave a shared cell
+    departed = np.empty(n_cells, np.int64)  # sequences of this batch that leave a shared cell; only the batch's own cells have a meaning
+    for i in range(segments):
+        if tail[segment_sequence[i]] != NONE:
+            departed[tail[segment_sequence[i]]] = 0
     taken = 0
     for i in range(segments):
         sequence = segment_sequence[i]
@@ -118,13 +132,15 @@ def _apply(
 class StrictCells:
     """The bookkeeping of one recurrent cache.
 
-    tail          int64 [sequences], the cell of a sequence, -1 when empty
-    position      int64 [sequences], its last position, -1 when empty
-    pending       int64 [sequences], the plane that is read next: how many tokens were taken back since the cell was written
+    tail             int64 [sequences], the cell of a sequence, -1 when empty
+    position         int64 [sequences], the index of its last token, -1 when empty
+    pending          int64 [sequences], the plane that is read next: how many tokens were taken back since the cell was written
     reference_count  int64 [cells], sequences that point at a cell
-    valid_planes  int64 [cells], snapshots beyond plane 0 that hold what their number says
-    free_cells    int64 [cells], a stack of which the first `free_count` are free
+    valid_planes     int64 [cells], snapshots beyond plane 0 that hold what their number says
+    free_cells       int64 [cells], a stack of which the first `free_count` are free
     """
+
+    guarantee: Guarantee = "draft"
 
     def __init__(self, n_seq_max: int, n_rs_seq: int) -> None:
         self.planes = 1 + n_rs_seq
@@ -141,6 +157,11 @@ class StrictCells:
         """Rows a layer."""
         return self.planes * len(self.tail)
 
+    @property
+    def tail_size(self) -> int:
+        """Newest tokens of a sequence that a ubatch has to hold together."""
+        return self.planes
+
     def plan(self, batch: SplitBatch) -> Plan:
         """Where every segment of `batch` reads and writes. It always fits."""
         plan: Plan = _plan(
@@ -149,21 +170,25 @@ class StrictCells:
         )  # fmt: skip
         return plan
 
-    def apply(self, batch: SplitBatch, plan: Plan) -> None:
-        """Make `plan`, made for `batch` from the present state, true."""
+    def apply(self, batch: SplitBatch, plan: Plan) -> Copies:
+        """Make `plan`, made for `batch` from the present state, true. What is returned has to be copied before the batch runs."""
         self.free_count = _apply(
             batch.segment_sequence, batch.segment_start, plan.cell, self.tail, self.position, self.pending,
             self.reference_count, self.valid_planes, self.free_count, self.planes,
         )  # fmt: skip
+        return NO_COPIES
+
+    def reach(self, sequence: int) -> int:
+        """How many tokens of `sequence` can be taken back."""
+        cell = self.tail[sequence]
+        return 0 if cell == NONE else int(self.valid_planes[cell] - self.pending[sequence])
 
     def rollback(self, sequence: int, token_count: int) -> str | None:
         """Take back the newest `token_count` tokens, fewer than there are; the reason when it is refused."""
-        pending = int(self.pending[sequence])
-        plane = pending + token_count
-        valid = int(self.valid_planes[self.tail[sequence]])
-        if plane > valid:
-            return f"cannot take back {token_count}: the snapshots of sequence {sequence} reach {valid - pending} back"
-        self.pending[sequence] = plane
+        reach = self.reach(sequence)
+        if token_count > reach:
+            return f"cannot take back {token_count}: the snapshots of sequence {sequence} reach {reach} back"
+        self.pending[sequence] += token_count
         self.position[sequence] -= token_count
         return None
 
@@ -192,17 +217,17 @@ class StrictCells:
         self.position[destination] = self.position[source]
         self.pending[destination] = self.pending[source]
 
-    def logical_row(self, sequence: int) -> int:
-        """The row that holds the state of a sequence that is not empty."""
-        return int(self.pending[sequence]) * len(self.tail) + int(self.tail[sequence])
+    def rows_of(self, sequence: int, state_count: int = 1) -> np.ndarray:
+        """The rows of the newest states of a sequence that is not empty, the present one first; int64 [state_count], at most 1 + reach."""
+        return (int(self.pending[sequence]) + np.arange(state_count)) * len(self.tail) + int(self.tail[sequence])
 
-    def place(self, sequence: int, position: int) -> int:
-        """Give `sequence`, whatever it held, a cell of its own for a state at `position`; returns its row, whose snapshots are not valid."""
+    def place(self, sequence: int, position: int, depth: int = 0) -> np.ndarray:
+        """Give `sequence`, whatever it held, a cell of its own for a state at `position` and `depth` states before it; returns their rows, as `rows_of`."""
         self.drop(sequence)
         self.free_count -= 1
         cell = int(self.free_cells[self.free_count])
         self.reference_count[cell] = 1
-        self.valid_planes[cell] = 0
+        self.valid_planes[cell] = depth
         self.tail[sequence] = cell
         self.position[sequence] = position
-        return cell
+        return self.rows_of(sequence, depth + 1)

@@ -44,6 +44,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
     recurrent_layers, attention_layers
     convolution_shape  (window, channels) of a convolution row
     recurrent_shape    (heads, d_state, head_dim) of a recurrent row; (0,) when there is none
+    embedding_shape    (window, channels) of a row of the convolution of per-layer embeddings; (0,) when there is none
     key_heads, head_dim  of an attention cell; 0 without attention
     rope_theta         base of the rotation of keys, 0 without
     rotated_channels   the channels of a key that are rotated, its first ones; 0 for all
@@ -65,3 +66,4 @@ class PreparedModel(msgspec.Struct, frozen=True):
     rotated_channels: int = 0
     window: int = 0
     windowed_layers: tuple[int, ...] = ()
+    embedding_shape: tuple[int, ...] = (0,)

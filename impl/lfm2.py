@@ -1,4 +1,4 @@
-"""The incremental forward of lfm2.
+"""The incremental forward of lfm2, and of lfm2_swa, whose attention layers have a window.
 
 Rules
 - One call does one ubatch through all layers. Keys and values of all its tokens are written before any of them attends; a token sees only
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec.families.family import Dimensions, Weights
-from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, head_size
+from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window, head_size
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import FULL, Memory, Sights
+from .forwards import FULL, WINDOWED, Memory, Sights
 from .kernels import kernel
 from .kernels.attention import remember_and_attend
 from .kernels.causal_convolution import causal_convolution
@@ -27,9 +27,10 @@ _EPSILON = np.float32(NORM_EPSILON)
 
 
 class Lfm2Weights(NamedTuple):
-    """Weights as the forward uses them; matrices [in, out]. Convolution and attention layers are stacked apart. All float32 but place."""
+    """Weights as the forward uses them; matrices [in, out]. Convolution and attention layers are stacked apart. All float32 but place and sight."""
 
     place: np.ndarray  # int64 [layers], index among the convolution layers, or -1 - index among the attention layers
+    sight: int  # FULL or WINDOWED: what the attention layers see, all of them the same
     embedding: np.ndarray  # [n_vocab, n_embd]
     operator_norm: np.ndarray  # [layers, 1, n_embd]
     before_projection: np.ndarray  # [convolution layers, n_embd, n_embd]
@@ -72,6 +73,7 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Lfm2Weights:
     place = [convolution.index(layer) if layer in convolution else -1 - attention.index(layer) for layer in every]
     return Lfm2Weights(
         place=np.array(place, np.int64),
+        sight=WINDOWED if attention_window(dimensions) else FULL,
         embedding=aligned(weights["token_embedding"]),
         operator_norm=vectors("operator_norm", every, n_embd),
         before_projection=aligned(projection[:, :, :n_embd]),
@@ -95,13 +97,16 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Lfm2Weights:
 
 
 def shapes(dimensions: Dimensions) -> dict[str, Any]:
-    """The shapes of a layer's state rows and attention cells."""
+    """The shapes of a layer's state rows and attention cells, and what attention sees."""
+    window = attention_window(dimensions)
     return {
         "convolution_shape": (dimensions["l_cache"] - 1, dimensions["n_embd"]),
         "recurrent_shape": (0,),
         "key_heads": dimensions["n_head_kv"],
         "head_dim": head_size(dimensions),
         "rope_theta": ROPE_THETA,
+        "window": window,
+        "windowed_layers": LFM2.attention_layers(dimensions) if window else (),
     }
 
 
@@ -136,7 +141,8 @@ def forward(
     n_embd = weights.embedding.shape[1]
     taps = weights.taps.shape[1]
     n_ff = weights.ffn_down.shape[1]
-    key_heads, head_dim = memory.keys[FULL].shape[2], memory.keys[FULL].shape[3]
+    keys, values, sight = memory.keys[weights.sight], memory.values[weights.sight], sights[weights.sight]
+    key_heads, head_dim = keys.shape[2], keys.shape[3]
     n_rows = memory.convolution_rows.shape[1]
     positions = batch.positions[start:end]
 
@@ -151,7 +157,7 @@ def forward(
     cosine = np.empty((tokens, head_dim // 2), np.float32)
     sine = np.empty((tokens, head_dim // 2), np.float32)
 
-    if memory.keys[FULL].shape[0] > 0:
+    if keys.shape[0] > 0:
         rotary_table(positions, head_dim // 2, ROPE_THETA, cosine, sine)
 
     embed(batch.tokens[start:end], weights.embedding, stream)
@@ -182,9 +188,7 @@ def forward(
             rotate(new_keys, cosine, sine)
             mixed_heads = mixed.reshape((tokens, heads, head_dim))
             new_values = value.reshape((tokens, key_heads, head_dim))
-            remember_and_attend(
-                query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
-            )
+            remember_and_attend(query_heads, new_keys, new_values, keys[place], values[place], sight, start, mixed_heads)
         linear(mixed, weights.out_projection[layer], normed)
         add_rows(normed, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)

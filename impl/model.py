@@ -18,12 +18,14 @@ from ..spec.models import Model, check_seed
 from ..spec.weights import weights_of
 from . import lfm2, mamba2, nemotron_h, qwen35
 from .attention_cache import AttentionCache, attention_bytes
+from .cells import StrictCells
 from .forwards import Memory, PreparedModel
 from .hybrid_cache import HybridCache
 from .memory import FLOAT_BYTES, allocate
 from .recurrent_cache import RecurrentCache
+from .ring import RingCells
 
-FAMILY_FORWARDS = {"mamba2": mamba2, "lfm2": lfm2, "nemotron_h": nemotron_h, "qwen35": qwen35}
+FAMILY_FORWARDS = {"mamba2": mamba2, "lfm2": lfm2, "lfm2_swa": lfm2, "nemotron_h": nemotron_h, "qwen35": qwen35}
 SESSION_BYTES_MAX = 1 << 30
 
 
@@ -53,7 +55,7 @@ def session_bytes(model: PreparedModel, configuration: CacheConfiguration) -> in
     total = 0
     if model.recurrent_layers:
         n_rows = configuration.n_seq_max * (1 + configuration.n_rs_seq)
-        width = math.prod(model.convolution_shape) + math.prod(model.recurrent_shape)
+        width = sum(math.prod(shape) for shape in (model.convolution_shape, model.recurrent_shape, model.embedding_shape))
         total += len(model.recurrent_layers) * n_rows * width * FLOAT_BYTES
     if model.attention_layers:
         total += attention_bytes(
@@ -80,7 +82,9 @@ def check_session(model: PreparedModel, configuration: CacheConfiguration) -> No
         )
 
 
-def open_cache(model: PreparedModel, configuration: CacheConfiguration) -> tuple[HybridCache, Memory]:
+def open_cache(
+    model: PreparedModel, configuration: CacheConfiguration, cells_class: type[StrictCells] | type[RingCells] = StrictCells
+) -> tuple[HybridCache, Memory]:
     """New, empty caches for a checked configuration, and their arrays. Memory is zero, or NaN when the configuration says poison."""
     poison = configuration.start == "poison"
     recurrent = attention = None
@@ -90,8 +94,8 @@ def open_cache(model: PreparedModel, configuration: CacheConfiguration) -> tuple
     keys = values = (no_cells, no_cells)
     if model.recurrent_layers:
         recurrent = RecurrentCache(
-            len(model.recurrent_layers), math.prod(model.convolution_shape), math.prod(model.recurrent_shape),
-            configuration.n_seq_max, configuration.n_rs_seq, poison,
+            cells_class(configuration.n_seq_max, configuration.n_rs_seq), len(model.recurrent_layers),
+            math.prod(model.convolution_shape), math.prod(model.recurrent_shape), math.prod(model.embedding_shape), poison,
         )  # fmt: skip
         convolution_rows, recurrent_rows = recurrent.convolution_rows, recurrent.recurrent_rows
     if model.attention_layers:

@@ -1,16 +1,34 @@
 """The recurrent side of a cache: cells and the rows they stand for.
 
 Rules
-- Rows are float32 [layers, n_rows, width], one array for the convolution part and one for the recurrent part; a part that the model does
-  not have has width 0.
-- What a row holds is the model's affair; here rows are only zeroed, read and written whole.
-Source: llama.cpp's r and s tensors, n_rows = cells * (1 + n_rs_seq).
+- Rows are float32 [layers, n_rows, width], one array for each part: the convolution, the recurrent state, and the convolution of per-layer
+  embeddings. A part that the model does not have has width 0.
+- What a row holds is the model's affair; here rows are only zeroed, copied, read and written whole.
+- A forward zeroes the convolution's and the recurrent part's rows that a plan names, before the ubatch that reads them; the rows of
+  per-layer embeddings, which no forward here has, are zeroed with the plan.
+Source: llama.cpp's r, s and p tensors, n_rows = cells * (1 + n_rs_seq).
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
-from .cells import StrictCells
+from .batches import SplitBatch
+from .cells import Plan, StrictCells
+from .kernels.rows import copy_rows, zero_rows
 from .memory import allocate
+from .ring import RingCells
+
+Cells = StrictCells | RingCells
+"""Both have the same named methods."""
+
+
+class States(NamedTuple):
+    """The newest states of one sequence, the present one first: float32 [states, layers, width], one array for each part."""
+
+    convolution: np.ndarray
+    recurrent: np.ndarray
+    embedding: np.ndarray
 
 
 class RecurrentCache:
@@ -18,27 +36,44 @@ class RecurrentCache:
 
     convolution_rows  float32 [layers, n_rows, convolution width]
     recurrent_rows    float32 [layers, n_rows, recurrent width]
+    embedding_rows    float32 [layers, n_rows, width of the convolution of per-layer embeddings]
     """
 
     def __init__(
-        self, layer_count: int, convolution_width: int, recurrent_width: int, n_seq_max: int, n_rs_seq: int, poison: bool = False
+        self, cells: Cells, layer_count: int, convolution_width: int, recurrent_width: int, embedding_width: int = 0, poison: bool = False
     ) -> None:
-        self.cells = StrictCells(n_seq_max, n_rs_seq)
-        self.convolution_rows = allocate((layer_count, self.cells.row_count, convolution_width), poison)
-        self.recurrent_rows = allocate((layer_count, self.cells.row_count, recurrent_width), poison)
+        self.cells = cells
+        self.convolution_rows, self.recurrent_rows, self.embedding_rows = (
+            allocate((layer_count, cells.row_count, width), poison) for width in (convolution_width, recurrent_width, embedding_width)
+        )
 
-    def read(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
-        """The logical state of a sequence that is not empty: float32 [layers, width] of the convolution and of the recurrent part."""
-        row = self.cells.logical_row(sequence)
-        return self.convolution_rows[:, row], self.recurrent_rows[:, row]
+    @property
+    def parts(self) -> States:
+        """The rows of every part."""
+        return States(self.convolution_rows, self.recurrent_rows, self.embedding_rows)
 
-    def write(self, sequence: int, position: int, convolution: np.ndarray, recurrent: np.ndarray) -> None:
-        """Make this the state of `sequence`, whatever it held; float32 [layers, width] each."""
-        row = self.cells.place(sequence, position)
-        self.convolution_rows[:, row] = convolution
-        self.recurrent_rows[:, row] = recurrent
+    def apply(self, batch: SplitBatch, plan: Plan) -> None:
+        """Make a plan true, and copy what it takes along."""
+        copies = self.cells.apply(batch, plan)
+        if len(copies.source_row):
+            for rows in self.parts:
+                copy_rows(rows, copies.source_row, copies.target_row)
+        if self.embedding_rows.size:
+            zero_rows(self.embedding_rows, plan.zero_row)
+
+    def read(self, sequence: int, state_count: int = 1) -> States:
+        """The newest states of a sequence that is not empty, at most 1 + what it can go back; copied."""
+        row_list = self.cells.rows_of(sequence, state_count)
+        return States(*(rows[:, row_list].transpose(1, 0, 2) for rows in self.parts))
+
+    def write(self, sequence: int, position: int, states: States) -> None:
+        """Make these the states of `sequence`, whatever it held; older ones than there are planes for are left out."""
+        state_count = min(len(states.convolution), self.cells.planes)
+        row_list = self.cells.place(sequence, position, state_count - 1)
+        for rows, values in zip(self.parts, states, strict=True):
+            rows[:, row_list] = values[:state_count].transpose(1, 0, 2)
 
     def zero(self) -> None:
         """Overwrite all memory with zero."""
-        self.convolution_rows.fill(0)
-        self.recurrent_rows.fill(0)
+        for rows in self.parts:
+            rows.fill(0)

@@ -36,11 +36,6 @@ def causal_convolution(x: torch.Tensor, weight: torch.Tensor, forest: Forest) ->
     return result
 
 
-def convolution_row(x: torch.Tensor, forest: Forest, width: int) -> torch.Tensor:
-    """The convolution state after the last node: its newest `width` inputs, oldest first; float64 [channels, width]."""
-    return torch.stack([value[-1] for value in reversed(windows(x, forest, 0, width))], dim=-1)
-
-
 def gather(x: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
     """Rows of x by node; [nodes, *rest] -> [*nodes.shape, *rest]."""
     return x.index_select(0, nodes.reshape(-1)).reshape(*nodes.shape, *x.shape[1:])
@@ -51,11 +46,12 @@ def scatter(result: torch.Tensor, batch: PathBatch, y: torch.Tensor) -> None:
     result.index_copy_(0, batch.node, y.reshape(-1, y.shape[-1]).index_select(0, batch.place))
 
 
-def masked_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, forest: Forest) -> torch.Tensor:
+def masked_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, forest: Forest, window: int = 0) -> torch.Tensor:
     """Softmax attention of every node over the path from its root to itself, as a masked product; scores are scaled by 1 / sqrt(size).
 
     query       float64 [nodes, heads, size]
     key, value  float64 [nodes, key heads, size]; a key head serves heads / key heads neighbouring heads
+    window      how many nodes at the path's end are seen, the node itself included; 0: all
     Returns float64 [nodes, heads * size].
     """
     n_head, n_head_kv, size = query.shape[1], key.shape[1], query.shape[2]
@@ -66,10 +62,20 @@ def masked_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         q = gather(query, batch.query).view(piece_count, query_count, n_head_kv, -1, size).permute(0, 2, 3, 1, 4)
         k, v = gather(key, batch.key).permute(0, 2, 3, 1), gather(value, batch.key).transpose(1, 2)
         scores = (q.reshape(piece_count, n_head_kv, -1, size) @ k).div_(math.sqrt(size))
-        scores = scores.view(piece_count, n_head, query_count, key_count).masked_fill_(~batch.allowed[:, None], float("-inf"))
+        scores = scores.view(piece_count, n_head, query_count, key_count).masked_fill_(
+            ~_seen(batch, forest, window)[:, None], float("-inf")
+        )
         y = scores.softmax(-1).view(piece_count, n_head_kv, -1, key_count) @ v
         scatter(result, batch, y.view(piece_count, n_head, query_count, size).transpose(1, 2).reshape(piece_count, query_count, -1))
     return result
+
+
+def _seen(batch: PathBatch, forest: Forest, window: int) -> torch.Tensor:
+    """bool [pieces, queries, keys], True where the key is the query or an ancestor of it, fewer than `window` tokens back (0: any)."""
+    if not window:
+        return batch.allowed
+    tokens_back = forest.depths[batch.query][:, :, None] - torch.arange(batch.key.shape[1])  # a path's keys begin at its root
+    return batch.allowed & (tokens_back < window)
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:

@@ -358,6 +358,23 @@ class Checker:
         self.before = positions
         return verdict
 
+    def follow(self, index: int, operation: AnyOperation, outcome: Outcome, positions: Positions) -> None:
+        """Bring the logs up to date with an answer as it is, right or wrong; nothing is judged.
+
+        For two targets that are held to each other: as long as they answer alike, their logs are the same. A log whose last position is
+        another than the target's is unchecked from there on, and follows the target; one that the target calls empty is empty.
+        """
+        ledger = self.ledger
+        if outcome.word in ("accepted", "cancelled"):
+            self.take_effect(index, operation, outcome, positions)
+            if not isinstance(operation, Decode):
+                self.suspect = operation
+        for sequence, (_, last) in enumerate(positions[: len(ledger.logs)]):
+            log = ledger.logs[sequence]
+            if last != log.position:
+                ledger.put(sequence, EMPTY if last < 0 else log._replace(position=last, unchecked=True))
+        self.before = positions
+
     def _judge_outcome(self, index: int, operation: AnyOperation, demand: Demand, outcome: Outcome) -> Verdict | None:
         name = operation_name(operation)
         detail = f": {outcome.detail}" if outcome.detail else ""
@@ -503,7 +520,8 @@ class Checker:
     def _restored(self, slot: Slot, log: Log) -> Log:
         if not log.tokens:
             return EMPTY._replace(unchecked=log.unchecked or slot.is_damaged)
-        return log._replace(draft=0, depth=0, unchecked=log.unchecked or slot.is_damaged, marks=self.ledger.new_marks(len(log.tokens)))
+        depth = min(log.depth, self.capabilities.n_rs_seq) if slot.saves_snapshots and not slot.is_damaged else 0
+        return log._replace(draft=0, depth=depth, unchecked=log.unchecked or slot.is_damaged, marks=self.ledger.new_marks(len(log.tokens)))
 
     def _spoil_partial_saves(self, sequence: int) -> None:
         """Positions moved: a recurrent half taken before does not fit the attention half any more."""
@@ -570,6 +588,7 @@ class Checker:
                 self._forget_device_saves(operation.sequence)
         else:
             slot = Slot(dict(enumerate(ledger.logs)), blob, True, self.cache.n_seq_max, self.cache.unified, ledger.session)
+        slot.saves_snapshots = self.capabilities.saves_snapshots
         ledger.slots[operation.slot] = slot
 
     def _forget_device_saves(self, sequence: int) -> None:
@@ -589,12 +608,14 @@ class Checker:
             slot.damages.append(operation.how)
 
     def spans(
-        self, index: int, pieces: tuple[Piece, ...], places: list[list[int]], wanted: list[list[bool]], outputs: Outputs
-    ) -> list[Span]:
+        self, index: int, pieces: tuple[Piece, ...], places: list[list[int]], wanted: list[list[bool]], outputs: Outputs,
+        everything: bool = False,
+    ) -> list[Span]:  # fmt: skip
         """The output rows of an accepted decode that are to be judged; call before `conclude`.
 
         places   for every piece and token, the token's place among the returned rows
         wanted   for every piece and token, whether its row was asked for
+        everything  also the rows of logs that are not judged
         """
         spans = []
         added: dict[int, tuple[int, ...]] = {}
@@ -603,7 +624,8 @@ class Checker:
             log = self.ledger.logs[lowest]
             for sequence in piece.sequences:
                 added[sequence] = added.get(sequence, ()) + piece.tokens
-            if any(self.ledger.logs[sequence].unchecked or self.ledger.logs[sequence].silent for sequence in piece.sequences):
+            logs = [self.ledger.logs[sequence] for sequence in piece.sequences]
+            if not everything and any(own.unchecked or own.silent for own in logs):
                 continue
             if any(piece_wanted):
                 indices = range(piece.first_index, piece.first_index + len(piece.tokens))

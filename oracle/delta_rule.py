@@ -19,12 +19,14 @@ class Levels(msgspec.Struct, frozen=True):
 
     order   int64 [nodes]: the nodes, those of depth 0 first
     counts  how many there are of each depth
+    place   int64 [nodes]: the place of each node among those of its depth
     parent  for each depth but the first int64 [nodes of that depth]: the place of each node's parent in the depth before; None where
             every node is the child of the one at its own place, as on a single path
     """
 
     order: torch.Tensor
     counts: tuple[int, ...]
+    place: torch.Tensor
     parent: tuple[torch.Tensor | None, ...]
 
 
@@ -41,18 +43,25 @@ def levels_of(forest: Forest) -> Levels:
         own = place[parents[order[start[depth] : start[depth] + counts[depth]]]]
         is_own_place = counts[depth] == counts[depth - 1] and np.array_equal(own, np.arange(len(own)))
         parent.append(None if is_own_place else torch.from_numpy(own))
-    return Levels(torch.from_numpy(order), tuple(counts.tolist()), tuple(parent))
+    return Levels(torch.from_numpy(order), tuple(counts.tolist()), torch.from_numpy(place), tuple(parent))
 
 
 def gated_delta_rule(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, levels: Levels
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    levels: Levels,
+    wanted: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """S[t] = decay[t] S[t-1] + beta[t] (v[t] - decay[t] S[t-1] k[t]) k[t]^T;  y[t] = S[t] q[t], head by head along every path.
 
     query, key   float64 [nodes, heads, d_state]
     value        float64 [nodes, heads, head_dim]
     decay, beta  float64 [nodes, heads], factors
-    Returns y, float64 [nodes, heads, head_dim], and the state after the last node of the greatest depth, [heads, head_dim, d_state].
+    wanted       int64 [some], nodes
+    Returns y, float64 [nodes, heads, head_dim], and the states after the wanted nodes, [some, heads, head_dim, d_state].
     """
     node_count, n_head, d_state = key.shape
     head_dim = value.shape[2]
@@ -63,6 +72,9 @@ def gated_delta_rule(
     key_and_query, key_column, overlap = torch.cat((k, q), dim=1), k.transpose(1, 2), (k * q).sum(-1, keepdim=True)
     y = torch.empty_like(v)
     state = value.new_zeros(levels.counts[0] * n_head, d_state, head_dim)
+    wanted = levels.order[:0] if wanted is None else wanted
+    states = value.new_empty(len(wanted), n_head, d_state, head_dim)
+    asked = _by_depth(wanted, levels)
     start = 0
     for depth, count in enumerate(levels.counts):
         here = slice(start * n_head, (start + count) * n_head)
@@ -74,7 +86,22 @@ def gated_delta_rule(
         state.addcmul_(key_column[here], added)
         # What the query reads after the update: what it read before, and its share of what was added along the key.
         torch.addcmul(read, overlap[here], added, out=y[here])
+        if asked and (here_asked := asked[depth]) is not None:
+            states.index_copy_(0, here_asked, state.view(-1, n_head, d_state, head_dim).index_select(0, levels.place[wanted[here_asked]]))
         start += count
     result = torch.empty_like(y).view(node_count, n_head, head_dim)
     result.index_copy_(0, by_depth, y.view(node_count, n_head, head_dim))
-    return result, state.view(-1, n_head, d_state, head_dim)[-1].transpose(1, 2)
+    return result, states.transpose(2, 3)
+
+
+def _by_depth(wanted: torch.Tensor, levels: Levels) -> list[torch.Tensor | None]:
+    """For each depth which of the wanted nodes are of it, int64, or None; an empty list when none is wanted."""
+    if not len(wanted):
+        return []
+    depth_of = torch.empty_like(levels.order)
+    depth_of[levels.order] = torch.repeat_interleave(torch.arange(len(levels.counts)), torch.tensor(levels.counts))
+    depths = depth_of[wanted]
+    found: list[torch.Tensor | None] = [None] * len(levels.counts)
+    for depth in sorted(set(depths.tolist())):
+        found[depth] = torch.nonzero(depths == depth).flatten()
+    return found

@@ -54,6 +54,7 @@ class Slot:
         self.session = session
         self.partial = False
         self.device = False
+        self.saves_snapshots = False
         self.damages: list[str] = []
         self.shortest = 0  # shortest length of its own sequence since the save; for partial saves
 

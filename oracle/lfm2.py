@@ -1,4 +1,4 @@
-"""LFM2 in float64: short convolutions as window sums, attention as a masked softmax.
+"""LFM2 in float64, with a window of attention or without: short convolutions as window sums, attention as a masked softmax.
 
 Rules
 - Positions are those of the log, from 0: rotary embedding is relative, so a shifted sequence has the same outputs.
@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, head_size
-from ..spec.target import StateRow
-from .blocks import causal_convolution, convolution_row, masked_attention, root_mean_square_norm, rotated
+from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window, head_size
+from .blocks import causal_convolution, masked_attention, root_mean_square_norm, rotated
 from .forest import Forest
+from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
 MATRICES = (
@@ -52,11 +52,11 @@ def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor
     return result
 
 
-def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: list[StateRow] | None = None) -> torch.Tensor:
+def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
     """The hidden state of every node before the final norm; float64 [nodes, n_embd].
 
-    trace  receives the state rows after the last node, layer by layer: conv [n_embd, l_cache - 1] oldest first, or
-           attention [2, tokens, n_head_kv, head_dim], K after its norm and before rotation, then V; the forest must then be one log
+    trace  takes down the states of its logs: conv [n_embd, l_cache - 1], or attention [n_head_kv, head_dim] a token, K after its norm
+           and before its rotation
     """
     attention_layers = LFM2.attention_layers(dimensions)
     hidden = weights["token_embedding"].index_select(0, forest.tokens)
@@ -72,23 +72,23 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
 
 
 def _short_convolution(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
 ) -> torch.Tensor:
     before, after, value = (x @ weights[prefix + "in_projection"]).chunk(3, dim=-1)
     inputs = before * value
     if trace is not None:
-        trace.append(StateRow(layer, "conv", convolution_row(inputs, forest, dimensions["l_cache"] - 1).float().numpy()))
+        trace.convolution(layer, inputs, dimensions["l_cache"] - 1)
     return (after * causal_convolution(inputs, weights[prefix + "convolution"], forest)) @ weights[prefix + "out_projection"]
 
 
 def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
 ) -> torch.Tensor:
     n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
     query = root_mean_square_norm((x @ weights[prefix + "q_projection"]).view(-1, n_head, size), weights[prefix + "q_norm"], NORM_EPSILON)
     key = root_mean_square_norm((x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size), weights[prefix + "k_norm"], NORM_EPSILON)
     value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
     if trace is not None:
-        trace.append(StateRow(layer, "attention", torch.stack((key, value)).float().numpy()))
+        trace.attention(layer, key, value)
     query, key = rotated(query, forest.depths, ROPE_THETA), rotated(key, forest.depths, ROPE_THETA)
-    return masked_attention(query, key, value, forest) @ weights[prefix + "out_projection"]
+    return masked_attention(query, key, value, forest, attention_window(dimensions)) @ weights[prefix + "out_projection"]

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.mamba2 import NORM_EPSILON, convolution_channels
-from ..spec.target import StateRow
-from .blocks import causal_convolution, convolution_row, gather, root_mean_square_norm, scatter
+from .blocks import causal_convolution, gather, root_mean_square_norm, scatter
 from .forest import Forest
+from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -57,11 +57,10 @@ def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor
     return result
 
 
-def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: list[StateRow] | None = None) -> torch.Tensor:
+def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
     """The hidden state of every node before the final norm; float64 [nodes, n_embd].
 
-    trace  receives the state rows after the last node, layer by layer: conv [channels, d_conv - 1] oldest first, then
-           recurrent [heads, head_dim, d_state]; the forest must then be one log
+    trace  takes down the states of its logs: conv [channels, d_conv - 1] and recurrent [heads, head_dim, d_state]
     """
     hidden = weights["token_embedding"].index_select(0, forest.tokens)
     for layer in range(dimensions["n_layer"]):
@@ -72,7 +71,7 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
 
 
 def mixer(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
 ) -> torch.Tensor:
     """One Mamba-2 layer without its norm and its residual; float64 [nodes, n_embd] in and out.
 
@@ -89,8 +88,8 @@ def mixer(
     decay = step * weights[prefix + "a_log"]
     b, c = b.reshape(-1, n_group, d_state), c.reshape(-1, n_group, d_state)
     if trace is not None:
-        trace.append(StateRow(layer, "conv", convolution_row(inputs, forest, dimensions["d_conv"] - 1).float().numpy()))
-        trace.append(StateRow(layer, "recurrent", _last_state(value, step, decay, b).float().numpy()))
+        trace.convolution(layer, inputs, dimensions["d_conv"] - 1)
+        trace.recurrent(layer, _states_after(value, step, decay, b, trace))
     y = masked_quadratic_form(value, step, decay, b, c, forest).addcmul_(value, weights[prefix + "d"])
     y = y.mul_(functional.silu(gate)).view(-1, n_group, d_inner // n_group)
     y = root_mean_square_norm(y, weights[prefix + "gated_norm"].view(n_group, -1), NORM_EPSILON)
@@ -131,10 +130,20 @@ def masked_quadratic_form(
     return result
 
 
-def _last_state(value: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The recurrent state after the last node of a single log, as one weighted sum; float64 [heads, head_dim, d_state]."""
-    n_head = step.shape[1]
-    summed = decay.cumsum(0)
-    weight = (summed[-1] - summed).exp() * step
-    b = b.repeat_interleave(n_head // b.shape[1], dim=1)
-    return torch.einsum("th,thp,thn->hpn", weight, value.reshape(len(value), n_head, -1), b)
+def _states_after(value: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, b: torch.Tensor, trace: Trace) -> torch.Tensor:
+    """The recurrent states after the logs of a trace, each as one weighted sum over its path; float64 [logs, heads, head_dim, d_state].
+
+    value, step, decay, b  as in `masked_quadratic_form`
+    """
+    n_head, n_group, d_state = step.shape[1], b.shape[1], b.shape[2]
+    result = value.new_empty(len(trace.nodes), n_head, value.shape[1] // n_head, d_state)
+    for logs, path, theirs in trace.paths(value.shape[1]):
+        log_count, longest = path.shape
+        summed = gather(decay, path).masked_fill_(~theirs[:, :, None], 0.0).cumsum(1)  # beyond its end a sum stays what it was
+        weight = (summed[:, -1:] - summed).exp_().mul_(gather(step, path)).mul_(theirs[:, :, None])
+        values = gather(value, path).view(log_count, longest, n_head, -1).mul_(weight[..., None])
+        # Heads of one group stand next to each other: [logs, groups, heads * head_dim, longest] @ [logs, groups, longest, d_state].
+        grouped = values.view(log_count, longest, n_group, -1).permute(0, 2, 3, 1)
+        states = grouped @ gather(b, path).transpose(1, 2)
+        result.index_copy_(0, logs, states.reshape(log_count, n_head, -1, d_state))
+    return result

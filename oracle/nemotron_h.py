@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, head_size, mixer_dimensions, mlp_layers
-from ..spec.target import StateRow
 from . import mamba2
 from .blocks import masked_attention, root_mean_square_norm
 from .forest import Forest
+from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
 MATRICES = ("q_projection", "k_projection", "v_projection", "mlp_up", "mlp_down")
@@ -43,11 +43,10 @@ def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor
     return result | {name: weight.T.contiguous() for name, weight in weights.items() if name.rsplit(".", 1)[-1] in MATRICES}
 
 
-def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: list[StateRow] | None = None) -> torch.Tensor:
+def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
     """The hidden state of every node before the final norm; float64 [nodes, n_embd].
 
-    trace  receives the state rows after the last node, layer by layer: conv and recurrent as in mamba2, or
-           attention [2, tokens, n_head_kv, head_dim], K, then V; the forest must then be one log
+    trace  takes down the states of its logs: conv and recurrent as in mamba2, or attention [n_head_kv, head_dim] a token
     """
     attention, mlp, of_mixer = NEMOTRON_H.attention_layers(dimensions), mlp_layers(dimensions), mixer_dimensions(dimensions)
     hidden = weights["token_embedding"].index_select(0, forest.tokens)
@@ -65,12 +64,12 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
 
 
 def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
 ) -> torch.Tensor:
     n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
     query = (x @ weights[prefix + "q_projection"]).view(-1, n_head, size)
     key = (x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size)
     value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
     if trace is not None:
-        trace.append(StateRow(layer, "attention", torch.stack((key, value)).float().numpy()))
+        trace.attention(layer, key, value)
     return masked_attention(query, key, value, forest) @ weights[prefix + "out_projection"]

@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.qwen35 import NORM_EPSILON, QWEN35, ROPE_THETA, convolution_channels, inner_channels
-from ..spec.target import StateRow
-from .blocks import causal_convolution, convolution_row, masked_attention, root_mean_square_norm, rotated
+from .blocks import causal_convolution, masked_attention, root_mean_square_norm, rotated
 from .delta_rule import Levels, gated_delta_rule, levels_of
 from .forest import Forest
+from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
 MATRICES = (
@@ -62,12 +62,11 @@ def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor
     return result
 
 
-def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: list[StateRow] | None = None) -> torch.Tensor:
+def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
     """The hidden state of every node before the final norm; float64 [nodes, n_embd].
 
-    trace  receives the state rows after the last node, layer by layer: conv [channels, d_conv - 1] oldest first and recurrent
-           [value heads, head_dim, d_state], or attention [2, tokens, n_head_kv, head_dim], K after its norm and before rotation, then
-           V; the forest must then be one log
+    trace  takes down the states of its logs: conv [channels, d_conv - 1] and recurrent [value heads, head_dim, d_state], or attention
+           [n_head_kv, head_dim] a token, K after its norm and before its rotation
     """
     attention_layers = QWEN35.attention_layers(dimensions)
     levels = levels_of(forest)
@@ -93,7 +92,7 @@ def _delta_net(
     forest: Forest,
     levels: Levels,
     layer: int,
-    trace: list[StateRow] | None,
+    trace: Trace | None,
 ) -> torch.Tensor:
     n_group, n_value_head, d_state = (dimensions[name] for name in ("n_group", "n_value_head", "d_state"))
     inputs = x @ weights[prefix + "qkv_projection"]
@@ -107,16 +106,16 @@ def _delta_net(
     step = functional.softplus(x @ weights[prefix + "step_projection"] + weights[prefix + "dt_bias"], threshold=50)
     decay = (step * weights[prefix + "a_log"]).exp()
     beta = (x @ weights[prefix + "beta_projection"]).sigmoid()
-    y, last_state = gated_delta_rule(query / math.sqrt(d_state), key, value, decay, beta, levels)
+    y, states = gated_delta_rule(query / math.sqrt(d_state), key, value, decay, beta, levels, None if trace is None else trace.nodes)
     if trace is not None:
-        trace.append(StateRow(layer, "conv", convolution_row(inputs, forest, dimensions["d_conv"] - 1).float().numpy()))
-        trace.append(StateRow(layer, "recurrent", last_state.float().numpy()))
+        trace.convolution(layer, inputs, dimensions["d_conv"] - 1)
+        trace.recurrent(layer, states)
     y = root_mean_square_norm(y, weights[prefix + "gated_norm"], NORM_EPSILON).view(-1, n_value_head * d_state)
     return (y * functional.silu(x @ weights[prefix + "gate_projection"])) @ weights[prefix + "out_projection"]
 
 
 def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: list[StateRow] | None
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
 ) -> torch.Tensor:
     n_head, n_head_kv, head_dim = dimensions["n_head"], dimensions["n_head_kv"], dimensions["head_dim"]
     # Every head's query stands before its gate.
@@ -127,7 +126,7 @@ def _attention(
     )
     value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, head_dim)
     if trace is not None:
-        trace.append(StateRow(layer, "attention", torch.stack((key, value)).float().numpy()))
+        trace.attention(layer, key, value)
     query, key = _partly_rotated(query, forest.depths, dimensions["n_rot"]), _partly_rotated(key, forest.depths, dimensions["n_rot"])
     y = masked_attention(query, key, value, forest) * gate.reshape(-1, n_head * head_dim).sigmoid()
     return y @ weights[prefix + "out_projection"]

@@ -7,7 +7,7 @@ Rules
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from ..spec.weights import weights_of
 from . import lfm2, mamba2, nemotron_h, qwen35
 from .blocks import root_mean_square_norm
 from .forest import Forest, leaf_logs, plan
+from .trace import Trace, TracedPart
 
 NODES_MAX_ELEMENTS = 1 << 19
 """Most elements of one activation (nodes times channels); 4 MiB."""
@@ -45,6 +46,19 @@ class Request(NamedTuple):
     hidden: bool = False
 
 
+class Traced(NamedTuple):
+    """The states after some of the logs that were asked for.
+
+    logs   which they are
+    paths  for each of them int64 [tokens], its nodes from the root
+    parts  layer by layer; conv and recurrent values have a row for each of `logs`, attention values one for every node
+    """
+
+    logs: list[int]
+    paths: list[np.ndarray]
+    parts: list[TracedPart]
+
+
 class FamilyForward(NamedTuple):
     """What the recompute needs of a family: functions of its dimensions and its weights."""
 
@@ -59,6 +73,7 @@ class FamilyForward(NamedTuple):
 FORWARDS = {
     "mamba2": FamilyForward(mamba2.window, mamba2.channels, mamba2.heads, MAMBA2_NORM_EPSILON, mamba2.prepared, mamba2.hidden_states),
     "lfm2": FamilyForward(lfm2.window, lfm2.channels, lfm2.heads, LFM2_NORM_EPSILON, lfm2.prepared, lfm2.hidden_states),
+    "lfm2_swa": FamilyForward(lfm2.window, lfm2.channels, lfm2.heads, LFM2_NORM_EPSILON, lfm2.prepared, lfm2.hidden_states),
     "nemotron_h": FamilyForward(
         nemotron_h.window, nemotron_h.channels, nemotron_h.heads, NEMOTRON_H_NORM_EPSILON, nemotron_h.prepared, nemotron_h.hidden_states
     ),
@@ -102,17 +117,45 @@ class Recompute:
                 logit_start += count
         return results
 
-    def state_rows(self, log: tuple[int, ...]) -> list[StateRow]:
-        """The logical state rows after the log, layer by layer, as float32.
+    def states(self, logs: Sequence[tuple[int, ...]]) -> list[list[StateRow]]:
+        """For every log the logical state rows after it, layer by layer, as float32; logs as in `rows`, an empty one has no rows.
 
         conv       [channels, taps - 1], oldest first
         recurrent  [heads, head_dim, d_state]
         attention  [2, tokens, key heads, head_dim]: K after its norm, before the rotation by position, and V
         """
-        trace: list[StateRow] = []
-        with torch.inference_mode():
-            self._hidden_states(self._plan([log])[0], trace)
-        return trace
+        result: list[list[StateRow]] = [[] for _ in logs]
+        for traced in self.traced(logs):
+            for place, (log, path) in enumerate(zip(traced.logs, traced.paths, strict=True)):
+                for part in traced.parts:
+                    values = part.values[:, path] if part.part == "attention" else part.values[place]
+                    result[log].append(StateRow(part.layer, part.part, values.astype(np.float32)))
+        return result
+
+    def state_rows(self, log: tuple[int, ...]) -> list[StateRow]:
+        """`states` of one log."""
+        return self.states([log])[0]
+
+    def traced(self, logs: Sequence[tuple[int, ...]]) -> Iterator[Traced]:
+        """The same in float64 and for many logs at a time, in an order of its own; every log that is not empty comes once.
+
+        Only one forest's states are held at a time.
+        """
+        filled = [number for number, log in enumerate(logs) if log]
+        if not filled:
+            return
+        leaves, leaf_index = leaf_logs([logs[number] for number in filled])
+        leaf = np.array([leaf_index[logs[number]] for number in filled], np.int64)
+        length = np.array([len(logs[number]) for number in filled], np.int64)
+        first = 0
+        for forest in self._plan(leaves):
+            here = np.flatnonzero((leaf >= first) & (leaf < first + len(forest.paths)))
+            trace = Trace(forest, leaf[here] - first, length[here])
+            with torch.inference_mode():
+                self._hidden_states(forest, trace)
+            paths = [forest.paths[own, :count] for own, count in zip(leaf[here] - first, length[here].tolist(), strict=True)]
+            yield Traced([filled[number] for number in here], paths, trace.parts)
+            first += len(forest.paths)
 
     def _final_hidden(self, leaves: Sequence[tuple[int, ...]], leaf: np.ndarray, index: np.ndarray) -> torch.Tensor:
         """Hidden states after the final norm at token `index` of `leaf`; float64 [len(leaf), n_embd]."""
@@ -126,7 +169,7 @@ class Recompute:
             first += len(forest.paths)
         return root_mean_square_norm(result, self._weights["output_norm"], self._forward.norm_epsilon)
 
-    def _hidden_states(self, forest: Forest, trace: list[StateRow] | None) -> torch.Tensor:
+    def _hidden_states(self, forest: Forest, trace: Trace | None) -> torch.Tensor:
         return self._forward.hidden_states(self._dimensions, self._weights, forest, trace)
 
     def _plan(self, leaves: Sequence[tuple[int, ...]]) -> list[Forest]:

@@ -34,6 +34,9 @@ FINDING_COLUMNS: dict[str, str] = {
     "reliability": "string",
     "documented": "bool",
     "title": "string",
+    "against": "string",
+    "part": "string",
+    "layer": "Int64",
 }
 """Column -> pandas dtype, in order."""
 
@@ -62,6 +65,9 @@ def _row(finding: Finding) -> dict[str, object]:
         "reliability": reliability(finding),
         "documented": finding.documented,
         "title": finding.title,
+        "against": finding.against,
+        "part": verdict.part,
+        "layer": verdict.layer,
     }
 
 

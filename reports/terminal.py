@@ -165,6 +165,8 @@ def undocumented_lines(undocumented: str, sentences: Sequence[str]) -> list[str]
 
 def right_lines(verdict: Verdict, compared: bool) -> list[str]:
     """What is known of a program that is right. `compared`: an output row was compared with the truth."""
+    if verdict.reason:
+        return wrapped("  " + verdict.reason, "    ")
     if not compared:
         return ["  no output was compared; nothing else is wrong"]
     if verdict.error is None or verdict.tolerance is None:
@@ -198,6 +200,10 @@ def verdict_text(
     return "\n".join(lines) + "\n"
 
 
+def _against(finding: Finding) -> str:
+    return "" if finding.against is None else f" against {finding.against} {short_version(finding.against_version or '')}"
+
+
 def finding_text(number: int, finding: Finding, replay: str, script: str = "") -> str:
     """A finding, for people: what went wrong, the numbered program, and how to see it again.
 
@@ -209,7 +215,7 @@ def finding_text(number: int, finding: Finding, replay: str, script: str = "") -
     heading = " · ".join(
         [
             f"{number} {finding.verdict.kind}",
-            f"{finding.target} {short_version(finding.version)}",
+            f"{finding.target} {short_version(finding.version)}" + _against(finding),
             finding.family,
             f"found after {plural(finding.found_after_programs, 'program')}, {seconds}",
             f"reproducible {finding.reproduced}/{finding.reruns}",
@@ -270,6 +276,9 @@ def never_accepted(account: Account) -> tuple[str, ...]:
 def _noise_lines(account: Account) -> list[str]:
     rows = [["family", "noise floor", "tolerance", "logs measured"]]
     rows += [[family, f"{noise.floor:.2g}", f"{noise.tolerance:.2g}", f"{noise.log_count:,}"] for family, noise in account.noise.items()]
+    for family, noise in account.noise.items():
+        if noise.state_floor is not None and noise.state_tolerance is not None:
+            rows.append([f"{family} states", f"{noise.state_floor:.2g}", f"{noise.state_tolerance:.2g}", f"{noise.log_count:,}"])
     return aligned(rows) if len(rows) > 1 else []
 
 
@@ -289,18 +298,25 @@ def _rate(count: int, seconds: float) -> str:
 
 def account_text(account: Account) -> str:
     """What a campaign ran, what was answered, how exactly it could judge, and what it did not reach."""
+    both = account.target if account.against is None else f"{account.target} against {account.against}"
     lines = wrapped(
-        f"{account.target} · {', '.join(account.families)} · seed {account.seed} · {plural(account.jobs, 'job')} · {account.seconds:.1f} s"
+        f"{both} · {', '.join(account.families)} · seed {account.seed} · {plural(account.jobs, 'job')} · {account.seconds:.1f} s"
         + ("" if account.complete else " · stopped before its end"),
         "  ",
     )
     lines += wrapped(f"version      {account.version}", " " * 13)
+    if account.against_version is not None:
+        lines += wrapped(f"against      {account.against_version}", " " * 13)
     lines.append(
         f"programs     {account.programs:,} ({_rate(account.programs, account.seconds)}), "
         f"{plural(account.operations, 'operation')} ({_rate(account.operations, account.seconds)})"
     )
     kinds = [f"{kind} {count:,}" for kind, count in account.verdicts.items() if count]
     lines += wrapped("verdicts     " + (" · ".join(kinds) if kinds else "none"), " " * 13)
+    if account.against is not None:
+        lines.append(f"agreed       in {account.verdicts.get('ok', 0):,} of {plural(account.programs, 'program')}")
+    if account.inspected is not None:
+        lines.append(f"inspected    {plural(account.inspected, 'state')}")
     lines.append(f"unknown      {account.verdicts.get('unknown', 0):,}")
     lines.append(_time_line(account))
     for table in (_operation_lines(account), _noise_lines(account)):

@@ -30,10 +30,12 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     n_ctx                 attention cells a sequence (the pool is n_ctx * n_seq_max when unified); 0: no limit (a model without attention)
     coupled, cancel, shift, divide, save_all, partial, device, embeddings
                           the optional operations
+    saves_snapshots       a restored sequence can go as far back as the saved one could (guarantee `any`)
     partial_share         share of a range
     inspect               shows its logical state rows
     recurrent, attention  the model has a recurrent layer, an attention layer
     windowed              the model has an attention window
+    blob_format           name of the bytes of a saved state, where another target has the same: both can then be given the same damage
     """
 
     guarantee: Guarantee
@@ -53,6 +55,8 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     embeddings: bool = False
     partial_share: bool = False
     inspect: bool = False
+    blob_format: str = ""
+    saves_snapshots: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -82,7 +86,7 @@ class StateRow(msgspec.Struct, frozen=True):
     """One part of one sequence's logical state in one layer, float32, for inspection."""
 
     layer: int
-    part: Literal["conv", "recurrent", "attention"]
+    part: Literal["conv", "recurrent", "embedding", "attention"]
     values: np.ndarray
 
 

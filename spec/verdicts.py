@@ -43,7 +43,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     position          the position of the wrong row, or the position that was answered
     relation          whether the sequence that went wrong is one the operation named
     error, tolerance  max |y - r| / (1 + rms(r)) of the worst row of the operation, and what was allowed
-    part              which state part differs: conv, recurrent, attention (for wrong-state)
+    part, layer       which state row differs: conv, recurrent, embedding or attention, and in which layer (with inspection)
     reason            one line for people
     """
 
@@ -56,6 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     tolerance: float | None = None
     part: str | None = None
     reason: str = ""
+    layer: int | None = None
 
     @property
     def is_divergence(self) -> bool:

@@ -17,11 +17,13 @@ FORMAT = 1
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A target's measured noise floor for a family, and the tolerance that follows from it."""
+    """A target's measured noise floor for a family, and the tolerance that follows from it; of its state rows, too, where they were looked at."""
 
     floor: float
     tolerance: float
     log_count: int
+    state_floor: float | None = None
+    state_tolerance: float | None = None
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +35,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     could_not_test  family -> why
     not_judged      the first programs that were neither right nor wrong: why, and their text on one line
     seconds_*       of wall time, summed over jobs
+    against, against_version  the target that was the truth; None: the oracle was
+    inspected       states (all rows of one sequence) that were compared; None: none was looked at
     """
 
     target: str
@@ -54,6 +58,9 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds_reducing: float
     complete: bool
     not_judged: tuple[tuple[str, str], ...] = ()
+    against: str | None = None
+    against_version: str | None = None
+    inspected: int | None = None
     format: int = FORMAT
 
 

@@ -1,7 +1,8 @@
 """Findings: a divergence with the smallest program that shows it, as a folder anybody can replay.
 
 Rules
-- A finding's folder is `<kind>-<first 6 digits of the program's id>`, with `program.drift`, `finding.json` and `repro.py`.
+- A finding's folder is `<kind>-<first 6 digits of the program's id>`, with `program.drift`, `finding.json` and `repro.py` (which a
+  difference between two targets does not have).
 - `finding.json` carries `"format": 1`; reading validates it.
 """
 
@@ -42,6 +43,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seen              programs of the campaign that came to this signature
     log               the engine's last log lines (for a crash or a hang)
     answers           to the reduced program's operations that were reached
+    against, against_version  the target that was the truth; None: the oracle was
     """
 
     signature: str
@@ -63,6 +65,8 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seen: int = 1
     log: tuple[str, ...] = ()
     answers: tuple[Answer, ...] = ()
+    against: str | None = None
+    against_version: str | None = None
     format: int = FORMAT
 
 

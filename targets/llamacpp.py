@@ -31,6 +31,7 @@ from . import llama_library
 from .gguf_file import gguf_package, write_gguf
 from .llama_library import ON_DEVICE, PARTIAL_ONLY, CancelCallback, Library, load_library
 
+BLOB_FORMAT = "llama.cpp"
 BATCH_TOKENS_MAX = 4096
 """Most tokens in one decode; the library takes fewer when its whole pool is smaller."""
 _CELLS_STEP = 256
@@ -61,6 +62,7 @@ class LoadedModel:
         family, dimensions = family_of(model), dimensions_of(model)
         self.has_recurrent_layers = bool(family.recurrent_layers(dimensions))
         self.has_attention_layers = bool(family.attention_layers(dimensions))
+        self.has_window = bool(family.attention_window(dimensions))
         if self.has_attention_cache and not (self.has_recurrent_layers and self.has_attention_layers):
             call.llama_model_free(self.handle)
             raise UsageError(
@@ -352,7 +354,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
     coupled        recurrent batches are split sequence by sequence, which coupled tokens refuse; only a hybrid with a unified pool
                    splits otherwise (with embeddings on, every split is by sequence, and coupled tokens pass)
     cancel         the CPU backend asks after every node of a graph
-    shift, divide  not where positions have several parts (M-RoPE): the attention cache says so
+    shift, divide  not where positions have several parts (M-RoPE), nor where the cells of windowed layers are fewer than n_ctx: the memory says so
     save_all, partial, device
                    for every memory here; a pure recurrent memory ignores `partial`, its recurrent part being all
     partial_share  the call takes a range, and has no way to refuse one
@@ -368,6 +370,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
         n_ctx=n_ctx if loaded.has_attention_cache else 0,
         recurrent=loaded.has_recurrent_layers,
         attention=loaded.has_attention_layers,
+        windowed=loaded.has_window,
         coupled=loaded.has_attention_cache and bool(configuration.unified),
         cancel=True,
         shift=can_shift,
@@ -377,6 +380,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
         device=True,
         embeddings=True,
         partial_share=True,
+        blob_format=BLOB_FORMAT,
     )
 
 
@@ -396,7 +400,7 @@ class LlamaTarget:
 
     name = "llamacpp"
     isolated = True
-    families = ("mamba2", "lfm2", "nemotron_h", "qwen35")
+    families = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
     poison = False
     undocumented = (
         Undocumented(

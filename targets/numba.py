@@ -1,6 +1,7 @@
-"""The target `numba`: statedrift's own strict caches and incremental models on the CPU.
+"""The targets `numba` and `numba-ring`: statedrift's own caches and incremental models on the CPU.
 
 Rules
+- One code base, two policies of the recurrent side: strict (planes, guarantee `draft`) and ring (guarantee `any`).
 - Nothing of Numba is imported before a session is opened or a version is asked: listing targets stays quick.
 Source: statedrift/impl.
 """
@@ -14,11 +15,12 @@ from ..spec.target import Session, Undocumented
 
 
 class NumbaTarget:
-    """See `spec.target.Target`."""
+    """Policy strict. See `spec.target.Target`."""
 
     name = "numba"
+    policy = "strict"
     isolated = False
-    families: tuple[str, ...] = ("mamba2", "lfm2", "nemotron_h", "qwen35")
+    families: tuple[str, ...] = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
     poison = True
     undocumented: tuple[Undocumented, ...] = ()
 
@@ -28,17 +30,36 @@ class NumbaTarget:
 
     def describe(self) -> str:
         """One line: what it is and what it runs on."""
-        _require_numba()
+        require_numba()
         import numba
 
-        return f"own caches, policy strict; numba {numba.__version__}, CPU {_processor()}"
+        return f"own caches, policy {self.policy}; numba {numba.__version__}, CPU {_processor()}"
 
     def open(self, model: Model, configuration: CacheConfiguration) -> Session:
         """Open a session. Raises UnavailableError without Numba, UsageError for a model or configuration it cannot have."""
-        _require_numba()
+        require_numba()
         from ..impl.session import NumbaSession
 
         return NumbaSession(model, configuration)
+
+
+class RingTarget(NumbaTarget):
+    """Policy ring."""
+
+    policy = "ring"
+
+    def __init__(self, name: str, saves_snapshots: bool) -> None:
+        """saves_snapshots: saves take along the states that a sequence can go back to."""
+        self.name = name
+        self._saves_snapshots = saves_snapshots
+
+    def open(self, model: Model, configuration: CacheConfiguration) -> Session:
+        """Open a session. Raises UnavailableError without Numba, UsageError for a model or configuration it cannot have."""
+        require_numba()
+        from ..impl.ring import RingCells
+        from ..impl.session import NumbaSession
+
+        return NumbaSession(model, configuration, RingCells, self._saves_snapshots)
 
 
 def _processor() -> str:
@@ -47,7 +68,8 @@ def _processor() -> str:
     return str(binding.get_host_cpu_name())
 
 
-def _require_numba() -> None:
+def require_numba() -> None:
+    """Raise UnavailableError when Numba cannot be imported."""
     try:
         import numba  # noqa: F401
     except ImportError as error:
@@ -55,3 +77,5 @@ def _require_numba() -> None:
 
 
 TARGET = NumbaTarget()
+RING = RingTarget("numba-ring", saves_snapshots=True)
+RING_WITHOUT_SNAPSHOTS = RingTarget("numba-ring-without-snapshots", saves_snapshots=False)

@@ -15,17 +15,19 @@ IMPL = Path(statedrift.impl.__file__).parent
 
 
 class PlantedFault(NamedTuple):
-    """Where `right` stands in `file`, `wrong` is put."""
+    """Where `right` stands in `file`, `wrong` is put; within how many programs it is to be found."""
 
     file: str
     right: str
     wrong: str
     family: str
+    cells: str = "StrictCells"
+    programs: int = 64
 
 
 FAULTS = {
     "plane_numbering_reversed": PlantedFault(
-        "cells.py", "self.pending[sequence] = plane\n", "self.pending[sequence] = valid + 1 - plane\n", "mamba2"
+        "cells.py", "self.pending[sequence] += token_count\n", "self.pending[sequence] += reach + 1 - token_count\n", "mamba2"
     ),
     "shared_cell_written_in_place": PlantedFault(
         "cells.py", "reference_count[old] - departed[old] == 1", "reference_count[old] - departed[old] >= 1", "mamba2"
@@ -33,23 +35,39 @@ FAULTS = {
     "zero_state_not_cleared": PlantedFault("cells.py", "zero_row[i] = cell[i]", "zero_row[i] = NONE", "mamba2"),
     "convolution_window_one_token_late": PlantedFault(
         "kernels/causal_convolution.py",
-        "copy_row(inputs[tokens - plane + j], rows",
+        "copy_row(inputs[max(tokens - plane, 0) + j], rows",
         "copy_row(inputs[max(tokens - plane - 1, 0) + j], rows",
         "lfm2",
     ),
+    "share_forgets_windowed_layers": PlantedFault(
+        "attention_cache.py",
+        "        for rows in (*self.keys, *self.values):\n            rows[:, target",
+        "        for rows in (self.keys[0], self.values[0]):\n            rows[:, target",
+        "lfm2_swa",
+    ),
     "delta_net_snapshot_missing": PlantedFault(
         "kernels/gated_delta_net.py", "if 0 < plane < plane_row", "if 1 < plane < plane_row", "qwen35"
+    ),
+    "coupled_token_reaches_one_sequence_only": PlantedFault(
+        "attention_cache.py", "self._copy(int(new[0]), int(own[0]), token_count)", "pass", "lfm2", programs=1024
+    ),
+    "shift_turns_keys": PlantedFault("hybrid_cache.py", "self._indexed(batch) if self._moved else batch", "batch", "lfm2"),
+    "ring_leaves_snapshots_behind": PlantedFault(
+        "ring.py", "for back in range(kept - tokens + 1):", "for back in range(0):", "mamba2", "RingCells", 2048
+    ),
+    "ring_rollback_one_plane_off": PlantedFault(
+        "ring.py", "self.base[sequence] - token_count)", "self.base[sequence] - token_count + 1)", "mamba2", "RingCells"
     ),
 }
 
 _TARGET = """
 from statedrift.targets.numba import NumbaTarget
-from {package}.session import NumbaSession
+from {package}.session import NumbaSession, {cells}
 
 class PlantedTarget(NumbaTarget):
     name = "{package}"
     def open(self, model, configuration):
-        return NumbaSession(model, configuration)
+        return NumbaSession(model, configuration, {cells}, {cells}.guarantee == "any")
 
 TARGET = PlantedTarget()
 """
@@ -69,5 +87,5 @@ def plant(name: str, folder: Path) -> str:
         text = re.sub(rf"^from \.{{{depth + 1}}}(?=\w)", "from statedrift.", text, flags=re.MULTILINE)
         (folder / package / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / package / place).write_text(text)
-    (folder / package / "target.py").write_text(_TARGET.format(package=package))
+    (folder / package / "target.py").write_text(_TARGET.format(package=package, cells=fault.cells))
     return f"{package}.target:TARGET"

@@ -22,17 +22,21 @@ class Sight(NamedTuple):
 
     cell    int64 [tokens], the cell that takes a token's key and value
     first   int64 [tokens], where in `listed` the cells that it sees begin
-    count   int64 [tokens], how many they are
+    length  int64 [tokens], how many they are
     listed  int32 [any], cells
+    swept   int64 [tokens, 2], first cell and number of cells that an engine gives the weight zero instead of passing them over: what is not
+            finite in any of them spoils the token. [0, 2] when there are none
     """
 
     cell: np.ndarray
     first: np.ndarray
-    count: np.ndarray
+    length: np.ndarray
     listed: np.ndarray
+    swept: np.ndarray
 
 
-NO_SIGHT = Sight(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32))
+NOT_SWEPT = np.zeros((0, 2), np.int64)
+NO_SIGHT = Sight(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32), NOT_SWEPT)
 
 
 @kernel
@@ -110,6 +114,24 @@ def remember_and_attend(
     cells = sight.cell[start : start + tokens]
     write_cells(key, cells, keys)
     write_cells(value, cells, values)
+    swept_first, is_spoiled = -1, False
     for token in range(tokens):
-        first = sight.first[start + token]
-        attend(query[token], keys, values, sight.listed[first : first + sight.count[start + token]], y[token])
+        if sight.swept.size and sight.swept[start + token, 0] != swept_first:
+            swept_first = sight.swept[start + token, 0]
+            swept_end = swept_first + sight.swept[start + token, 1]
+            is_spoiled = not (_is_finite(keys[swept_first:swept_end]) and _is_finite(values[swept_first:swept_end]))
+        if is_spoiled:
+            y[token] = np.float32(np.nan)
+        else:
+            first = sight.first[start + token]
+            attend(query[token], keys, values, sight.listed[first : first + sight.length[start + token]], y[token])
+
+
+@kernel
+def _is_finite(rows: np.ndarray) -> bool:
+    """Whether all of float32 [cells, heads, head_dim] is finite."""
+    total = np.float32(0)
+    flat = rows.ravel()
+    for i in range(flat.size):
+        total = total + flat[i] * np.float32(0)
+    return bool(total == np.float32(0))

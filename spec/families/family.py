@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ..models import Model
+from ..state_sizes import StateLayers
 
 Dimensions = Mapping[str, int]
 Weights = Mapping[str, np.ndarray]
@@ -70,6 +71,8 @@ class Family(msgspec.Struct, frozen=True):
     recurrent_layers   indices of layers with a recurrent or convolution state
     attention_layers   indices of layers with an attention cache
     row_widths         of every recurrent layer
+    attention_window   newest tokens that the attention layers see, a token's own included; 0: all
+    state_layers       how many layers keep what, in the kinds' own names (state_sizes.py), at any size; a group may have no layer
     doubled            the model with doubled width
     gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int
     gguf_tensors       llama.cpp's tensors and the weights they are made of
@@ -86,9 +89,11 @@ class Family(msgspec.Struct, frozen=True):
     recurrent_layers: Callable[[Dimensions], tuple[int, ...]]
     attention_layers: Callable[[Dimensions], tuple[int, ...]]
     row_widths: Callable[[Dimensions], RowWidths]
+    state_layers: Callable[[Dimensions], tuple[StateLayers, ...]]
     doubled: Callable[[Model], Model]
     gguf_metadata: Callable[[Dimensions], dict[str, Any]]
     gguf_tensors: Callable[[Dimensions], tuple[GgufTensor, ...]]
     transformers_class: str
     transformers_configuration: Callable[[Dimensions], dict[str, Any]]
     state_dict: Callable[[Dimensions, Weights], dict[str, np.ndarray]]
+    attention_window: Callable[[Dimensions], int] = lambda dimensions: 0

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..models import Model
+from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
 
 NORM_EPSILON = 1e-5
@@ -25,9 +26,14 @@ def head_size(dimensions: Dimensions) -> int:
     return dimensions["n_embd"] // dimensions["n_head"]
 
 
+def attention_window(dimensions: Dimensions) -> int:
+    """Newest tokens that an attention layer sees, its own included; 0: all. Only lfm2_swa has the dimension."""
+    return dimensions.get("n_swa", 0)
+
+
 def _check(dimensions: Dimensions) -> None:
     if dimensions["n_embd"] % (2 * dimensions["n_head"]) or dimensions["n_head"] % dimensions["n_head_kv"]:
-        raise UsageError("lfm2 needs n_embd divisible by 2 * n_head, and n_head divisible by n_head_kv")
+        raise UsageError("lfm2 and lfm2_swa need n_embd divisible by 2 * n_head, and n_head divisible by n_head_kv")
 
 
 def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
@@ -36,6 +42,17 @@ def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
 
 def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
     return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
+
+
+def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
+    return (
+        StateLayers(len(_recurrent_layers(dimensions)), "short_convolution", {name: dimensions[name] for name in ("n_embd", "l_cache")}),
+        StateLayers(
+            len(_attention_layers(dimensions)),
+            "attention",
+            {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)},
+        ),
+    )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
@@ -174,10 +191,12 @@ LFM2 = Family(
     recurrent_layers=_recurrent_layers,
     attention_layers=_attention_layers,
     row_widths=lambda dimensions: RowWidths(dimensions["n_embd"] * (dimensions["l_cache"] - 1), 0),
+    state_layers=_state_layers,
     doubled=_doubled,
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="Lfm2ForCausalLM",
     transformers_configuration=_transformers_configuration,
     state_dict=_state_dict,
+    attention_window=attention_window,
 )

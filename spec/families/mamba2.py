@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..models import Model
+from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
 
 NORM_EPSILON = 1e-5
@@ -28,6 +29,11 @@ def convolution_channels(dimensions: Dimensions) -> int:
 def mixer_row_widths(dimensions: Dimensions) -> RowWidths:
     """The widths of the state rows of one Mamba-2 layer."""
     return RowWidths((dimensions["d_conv"] - 1) * convolution_channels(dimensions), dimensions["d_state"] * dimensions["d_inner"])
+
+
+def mixer_state(dimensions: Dimensions) -> dict[str, int]:
+    """The dimensions that a Mamba-2 layer's state depends on."""
+    return {name: dimensions[name] for name in ("d_inner", "d_state", "n_group", "d_conv")}
 
 
 def _check(dimensions: Dimensions) -> None:
@@ -184,6 +190,7 @@ MAMBA2 = Family(
     recurrent_layers=lambda dimensions: tuple(range(dimensions["n_layer"])),
     attention_layers=lambda dimensions: (),
     row_widths=mixer_row_widths,
+    state_layers=lambda dimensions: (StateLayers(dimensions["n_layer"], "mamba2", mixer_state(dimensions)),),
     doubled=_doubled,
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,

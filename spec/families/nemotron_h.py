@@ -17,8 +17,9 @@ import numpy as np
 
 from ..errors import UsageError
 from ..models import Model
+from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
-from .mamba2 import mixer_gguf_metadata, mixer_gguf_tensors, mixer_row_widths, mixer_state_dict, mixer_tensors
+from .mamba2 import mixer_gguf_metadata, mixer_gguf_tensors, mixer_row_widths, mixer_state, mixer_state_dict, mixer_tensors
 
 NORM_EPSILON = 1e-5
 TIME_STEP_MIN = 1e-30
@@ -55,6 +56,17 @@ def mlp_layers(dimensions: Dimensions) -> tuple[int, ...]:
 def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
     others = {*_attention_layers(dimensions), *mlp_layers(dimensions)}
     return tuple(layer for layer in range(dimensions["n_layer"]) if layer not in others)
+
+
+def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
+    return (
+        StateLayers(len(_recurrent_layers(dimensions)), "mamba2", mixer_state(dimensions)),
+        StateLayers(
+            len(_attention_layers(dimensions)),
+            "attention",
+            {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)},
+        ),
+    )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
@@ -194,6 +206,7 @@ NEMOTRON_H = Family(
     recurrent_layers=_recurrent_layers,
     attention_layers=_attention_layers,
     row_widths=lambda dimensions: mixer_row_widths(mixer_dimensions(dimensions)),
+    state_layers=_state_layers,
     doubled=_doubled,
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,

@@ -27,6 +27,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..models import Model
+from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
 
 NORM_EPSILON = 1e-6
@@ -57,6 +58,14 @@ def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
 
 def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
     return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
+
+
+def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
+    delta_net = {"d_inner": inner_channels(dimensions)} | {name: dimensions[name] for name in ("d_state", "n_group", "d_conv")}
+    return (
+        StateLayers(len(_recurrent_layers(dimensions)), "gated_delta_net", delta_net),
+        StateLayers(len(_attention_layers(dimensions)), "attention", {name: dimensions[name] for name in ("n_head_kv", "head_dim")}),
+    )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
@@ -257,6 +266,7 @@ QWEN35 = Family(
     row_widths=lambda dimensions: RowWidths(
         (dimensions["d_conv"] - 1) * convolution_channels(dimensions), dimensions["d_state"] * inner_channels(dimensions)
     ),
+    state_layers=_state_layers,
     doubled=_doubled,
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,

@@ -30,6 +30,11 @@ MODELS = (
     Model("lfm2", 1),
     Model("lfm2", 2, (("attention_period", 2), ("n_layer", 5))),
     Model("lfm2", 3, (("l_cache", 4), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6))),
+    Model("lfm2_swa", 0),
+    Model("lfm2_swa", 1),
+    Model("lfm2_swa", 2, (("attention_period", 3), ("l_cache", 4), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6))),
+    Model("lfm2_swa", 3, (("n_swa", 1),)),
+    Model("lfm2_swa", 4, (("n_layer", 5), ("n_swa", 17))),
     Model("nemotron_h", 0),
     Model("nemotron_h", 1),
     Model("nemotron_h", 2, (("attention_period", 2), ("d_conv", 2), ("n_embd", 48), ("n_head", 3), ("n_layer", 4))),
@@ -61,8 +66,8 @@ def log_of(model: Model) -> tuple[int, ...]:
     return tuple(np.random.default_rng(model.seed).integers(0, dimensions_of(model)["n_vocab"], TOKEN_COUNT).tolist())
 
 
-def their_rows(model: Model, log: tuple[int, ...], folder: Path) -> np.ndarray:
-    """Logits of every token of the log, float64 [tokens, n_vocab]."""
+def their_rows(model: Model, log: tuple[int, ...], folder: Path, n_ubatch: int = 256) -> np.ndarray:
+    """Logits of every token of the log, decoded at once in micro-batches of `n_ubatch` tokens; float64 [tokens, n_vocab]."""
     path = folder / "model.gguf"
     write_gguf(model, path)
     model_parameters = llama_cpp.llama_model_default_params()
@@ -70,7 +75,7 @@ def their_rows(model: Model, log: tuple[int, ...], folder: Path) -> np.ndarray:
     loaded = llama_cpp.llama_model_load_from_file(str(path).encode(), model_parameters)
     assert loaded, "llama.cpp does not load the file"
     parameters = llama_cpp.llama_context_default_params()
-    parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = 256, 256, 256
+    parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = 512, 512, n_ubatch
     parameters.n_threads = parameters.n_threads_batch = 1
     parameters.type_k = parameters.type_v = llama_cpp.GGML_TYPE_F32
     parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -100,6 +105,16 @@ def test_the_recompute_equals_llama_cpp(model: Model, tmp_path: Path) -> None:
     log = log_of(model)
     ours = Recompute(model).rows([Request(log, range(len(log)))])[0]
     error = errors(their_rows(model, log, tmp_path), ours).max()
+    assert error <= 1e-4
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 5, 64, 512])
+def test_a_window_is_the_same_for_every_size_of_micro_batches(n_ubatch: int, tmp_path: Path) -> None:
+    """The log is longer than the 256 cells that llama.cpp keeps for a small window: cells behind it are used again."""
+    model = Model("lfm2_swa", 0)
+    log = tuple(np.random.default_rng(n_ubatch).integers(0, 64, 400).tolist())
+    ours = Recompute(model).rows([Request(log, range(len(log)))])[0]
+    error = errors(their_rows(model, log, tmp_path, n_ubatch), ours).max()
     assert error <= 1e-4
 
 

@@ -55,6 +55,76 @@ def test_a_campaign_is_reported_again_as_text_and_as_tables(campaign: tuple[Path
     assert (folder / "f.parquet").read_bytes()[:4] == b"PAR1"
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A campaign in which the target that is broken on purpose is held to the sound one."""
+    folder = tmp_path_factory.mktemp("held")
+    words = ("--target", CANARY, "--against", "numba", "--family", "lfm2", "--programs", "64", "--out", "runs/first")
+    return folder, statedrift("fuzz", *words, folder=folder)
+
+
+def test_a_target_is_held_to_another_one(held: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = held
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith(f"{CANARY} against numba · lfm2 · ")
+    assert "\nagreed       in " in done.stdout
+    assert "\n1 wrong-output · canary" not in done.stdout
+    assert f"\n1 wrong-output · {CANARY} " in done.stdout
+    assert "  script " not in done.stdout
+    assert statedrift("report", "runs/first", folder=folder).stdout == done.stdout
+
+
+@pytest.mark.parametrize("command", ["replay", "explain", "reduce"])
+def test_a_difference_is_shown_again_by_every_command(command: str, held: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = held
+    line = next(line.strip() for line in done.stdout.split("\n") if line.strip().startswith("replay "))
+    words = line.split()[3:]
+    assert words[-2:] == ["--against", "numba"]
+    again = statedrift(command, *words, folder=folder)
+    assert again.returncode == 1, again.stderr
+    assert again.stdout.startswith(f"wrong-output · {CANARY} ")
+    assert again.stdout.split("\n")[-2].endswith("--against numba")
+
+
+def test_a_difference_as_json_names_both_targets() -> None:
+    done = statedrift("replay", ROLLED_BACK, "--target", CANARY, "--against", "numba", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["target"], found["against"]) == (1, CANARY, "numba")
+    assert found["signature"] == f"{CANARY} against numba/lfm2 wrong-output at decode (self) after decode+rollback"
+    assert [len(found[name]) for name in ("ops", "against_ops")] == [4, 4]
+
+
+SPOILED = "model lfm2 seed=0; decode 0:9; share 0 1; drop 0"
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def test_a_wrong_state_is_found_only_where_the_state_is_looked_at() -> None:
+    plain, inspected = (
+        statedrift("replay", SPOILED, "--target", "spoiling:SHARE", "--json", *more, folder=FIXTURES) for more in ((), ("--inspect",))
+    )
+    assert (plain.returncode, inspected.returncode) == (0, 1), inspected.stderr
+    found = json.loads(inspected.stdout)
+    assert (found["verdict"], found["part"], found["layer"], found["op_index"]) == ("wrong-state", "conv", 1, 1)
+    assert found["signature"] == "spoiling:SHARE/lfm2 wrong-state at share in conv (self) after decode"
+    assert "part" not in json.loads(plain.stdout)
+
+
+@pytest.mark.parametrize("command", ["explain", "reduce"])
+def test_a_wrong_state_is_shown_with_the_line_that_shows_it_again(command: str) -> None:
+    done = statedrift(command, SPOILED, "--target", "spoiling:SHARE", "--inspect", folder=FIXTURES)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("wrong-state · spoiling:SHARE ")
+    assert done.stdout.split("\n")[-2].endswith(" --target spoiling:SHARE --inspect")
+
+
+@pytest.mark.parametrize("command", ["fuzz", "replay"])
+def test_a_target_without_state_rows_could_not_be_tested(command: str) -> None:
+    what = ("--programs", "1", "--family", "lfm2") if command == "fuzz" else (SPOILED,)
+    done = statedrift(command, *what, "--target", "fixtures.fake_engine:SILENT", "--inspect", folder=FIXTURES.parent)
+    assert done.returncode == 2
+    assert "does not show its state rows" in " ".join((done.stdout + done.stderr).split())
+
+
 def test_a_campaign_in_a_used_folder_is_refused(campaign: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, _ = campaign
     again = statedrift("fuzz", "--target", CANARY, "--programs", "1", "--out", "runs/first", folder=folder)

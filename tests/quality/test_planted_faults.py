@@ -24,20 +24,21 @@ OPERATIONS_MAX = 6
 def test_a_planted_fault_is_found_and_reduced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(campaigns, "EXPLAINED_REDUCTIONS_MAX", 2)  # one fault needs no search for others behind it
-    target = planted.plant(name, tmp_path)
+    target, fault = planted.plant(name, tmp_path), planted.FAULTS[name]
     try:
-        campaign = run_campaign(Settings(target, (planted.FAULTS[name].family,), programs=PROGRAMS))
+        campaign = run_campaign(Settings(target, (fault.family,), programs=fault.programs))
     finally:
         for module in [module for module in sys.modules if module.startswith(f"planted_{name}")]:
             del sys.modules[module]
-    assert campaign.findings, f"{PROGRAMS} programs found nothing"
+    assert campaign.findings, f"{fault.programs} programs found nothing"
     for finding in campaign.findings:
         assert len(finding.program.operations) <= OPERATIONS_MAX, program_text(finding.program)
         assert finding.reproduced == finding.reruns, program_text(finding.program)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_sound_twin_stays_silent(family: str) -> None:
-    campaign = run_campaign(Settings("numba", (family,), programs=PROGRAMS))
+@pytest.mark.parametrize("attribute", ["TARGET", "RING", "RING_WITHOUT_SNAPSHOTS"])
+def test_the_sound_twin_stays_silent(attribute: str, family: str) -> None:
+    campaign = run_campaign(Settings(f"statedrift.targets.numba:{attribute}", (family,), programs=PROGRAMS))
     assert campaign.findings == ()
     assert campaign.account.verdicts == {"ok": PROGRAMS}

@@ -70,6 +70,7 @@ class Recurrence:
         self.recurrent_layers = family_of(model).recurrent_layers(self.dimensions)
         self.layer: Callable[[np.ndarray, int, States, States], np.ndarray] = getattr(self, model.family)
         self.epsilon = 1e-6 if model.family == "qwen35" else 1e-5
+        self.window = self.dimensions.get("n_swa", 0)
 
     def start(self, sequence_count: int) -> States:
         d = self.dimensions
@@ -142,7 +143,11 @@ class Recurrence:
         cells = np.concatenate((states[layer, "attention"], np.stack((key, value), axis=1)[:, :, None]), axis=2)
         after[layer, "attention"] = cells
         positions = np.arange(cells.shape[2])
-        return seen(turned(query, positions[-1:, None]), turned(cells[:, 0], positions[:, None]), cells[:, 1]).reshape(count, -1)
+        newest = slice(-self.window, None) if self.window else slice(None)
+        keys, values = turned(cells[:, 0], positions[:, None])[:, newest], cells[:, 1, newest]
+        return seen(turned(query, positions[-1:, None]), keys, values).reshape(count, -1)
+
+    lfm2_swa = lfm2
 
     def nemotron_h(self, hidden: np.ndarray, layer: int, states: States, after: States) -> np.ndarray:
         w = {name.split(".")[-1]: array for name, array in self.weights.items() if name.startswith(f"layers.{layer}.")}
@@ -218,13 +223,16 @@ def run(recurrence: Recurrence, tokens: np.ndarray) -> list[tuple[np.ndarray, St
     return result
 
 
-def wrong_rows(states: States, late: States) -> Iterator[tuple[str, Key, np.ndarray]]:
-    """Every part of every layer in turn, made wrong; `late` is the states one token before. Attention: one recent cell, and all cells."""
+def wrong_rows(states: States, late: States, window: int) -> Iterator[tuple[str, Key, np.ndarray]]:
+    """Every part of every layer in turn, made wrong; `late` is the states one token before. Attention: one recent cell, and all cells.
+
+    window  tokens that attention sees, the one to come included; 0: all
+    """
     for key, row in states.items():
         yield "another sequence's", key, np.roll(row, 1, axis=0)
         if key[1] == "attention":
             every, length = np.arange(SEQUENCES), row.shape[2]
-            cell = length - 1 - np.arange(SEQUENCES) % min(8, length - 1)
+            cell = length - 1 - np.arange(SEQUENCES) % min(8, length - 1, (window or length) - 1)
             zeroed, previous, shifted = row.copy(), row.copy(), row.copy()
             zeroed[every, :, cell] = 0
             previous[every, :, cell] = row[every, :, cell - 1]
@@ -249,7 +257,7 @@ def test_any_wrong_state_row_moves_the_next_output(family: str, seed: int) -> No
         tokens = random_tokens(model, length + 1)
         steps = run(recurrence, tokens)
         (right, states), (_, late) = steps[-1], steps[-2]
-        for how, key, row in wrong_rows(states, late):
+        for how, key, row in wrong_rows(states, late, recurrence.window):
             moved = errors(recurrence.step(tokens[-1], states | {key: row})[0], right).min()
             if not moved >= EFFECT_MIN:
                 hidden.append((how, key, length, float(moved)))
@@ -288,6 +296,9 @@ def test_outputs_stay_small_over_a_long_log(family: str, seed: int) -> None:
         Model("lfm2"),
         Model("lfm2", 5, (("l_cache", 5), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6))),
         Model("lfm2", 6, (("attention_period", 1), ("n_embd", 48), ("n_head", 3), ("n_head_kv", 3), ("n_layer", 2))),
+        Model("lfm2_swa"),
+        Model("lfm2_swa", 5, (("attention_period", 3), ("l_cache", 5), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6), ("n_swa", 21))),
+        Model("lfm2_swa", 6, (("attention_period", 1), ("n_embd", 48), ("n_head", 3), ("n_head_kv", 3), ("n_layer", 2), ("n_swa", 1))),
         Model("nemotron_h"),
         Model("nemotron_h", 5, (("attention_period", 2), ("d_conv", 3), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 4))),
         Model("nemotron_h", 6, (("attention_period", 4), ("d_inner", 96), ("n_ff", 20), ("n_group", 3), ("n_head_ssm", 6), ("n_layer", 8))),

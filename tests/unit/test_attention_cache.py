@@ -111,6 +111,58 @@ def test_what_is_written_is_read_back_and_replaces_what_was_there(unified):
     assert held(cache, 2) == [0, 1, 2, 3, 4]
 
 
+@BOTH
+def test_a_follower_is_given_the_newest_tokens_of_its_leader_and_keeps_its_own_older_ones(unified):
+    cache = cache_of(unified)
+    append(cache, {0: 2, 1: 2})
+    append(cache, {0: 3})
+    cache.follow(0, 1, 3)
+    assert held(cache, 1) == [100, 101, 2, 3, 4]
+    append(cache, {0: 1, 1: 1})
+    cache.drop(0)
+    assert held(cache, 1) == [100, 101, 2, 3, 4, 105]
+    cache.drop(1)
+    assert getattr(cache, "free_count", 24) == 24
+
+
+@BOTH
+def test_all_sequences_are_read_once_where_they_share_and_written_back(unified):
+    cache = cache_of(unified)
+    append(cache, {0: 4, 2: 3})
+    cache.share(0, 1)
+    append(cache, {1: 2})
+    cells, keys, values = cache.read_all()
+    assert [own.tolist() for own in cells] == (
+        [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [6, 7, 8]] if unified else [[*range(4)], [*range(4, 10)], [*range(10, 13)]]
+    )
+    assert keys.shape[1] == (9 if unified else 13)
+    other = cache_of(unified)
+    append(other, {1: 1})
+    other.drop(1)
+    assert other.refuses_all(cells) is None
+    other.write_all(cells, keys, values)
+    assert [held(other, sequence) for sequence in range(3)] == [[0, 1, 2, 3], [0, 1, 2, 3, 104, 105], [200, 201, 202]]
+    if unified:
+        assert other.free_count == 24 - 9
+        assert sorted(other.reference_count.tolist()) == [0] * 15 + [1] * 5 + [2] * 4
+
+
+def test_what_all_sequences_hold_is_refused_where_it_does_not_fit():
+    cells = (np.arange(5), np.arange(5), np.zeros(0, np.int64))
+    assert cache_of(False, n_ctx=4).refuses_all(cells) is not None
+    assert cache_of(True, n_ctx=4).refuses_all(cells) is None
+    assert cache_of(True, n_ctx=1).refuses_all(cells) is not None
+
+
+@BOTH
+def test_several_sequences_need_room_for_each_token_once_in_a_pool_and_each_on_its_own_otherwise(unified):
+    cache = cache_of(unified)
+    append(cache, {0: 7, 1: 6})
+    assert cache.refuses_tokens({0: 1, 1: 2}, 2) is None
+    assert (cache.refuses_tokens({0: 2, 1: 2}, 2) is None) == unified
+    assert (cache.refuses_tokens({0: 1, 1: 1}, 12) is None) == (not unified)
+
+
 def test_the_announced_bytes_are_those_of_the_arrays():
     for unified in (False, True):
         cache = cache_of(unified)

@@ -24,7 +24,7 @@ def split_of(sequences, n_ubatch=4, n_rs_seq=2, tokens=None, positions=None):
         np.ones(len(sequences), bool),
         LAST,
         1000,
-        ubatch_tokens(n_ubatch, n_rs_seq),
+        ubatch_tokens(n_ubatch, 1 + n_rs_seq),
         1 + n_rs_seq,
     )
 
@@ -57,6 +57,15 @@ def test_ubatches_are_within_their_size_and_the_newest_tokens_of_a_sequence_stay
     for sequence in set(sequences):
         newest = sizes[batch.segment_sequence == sequence][-1]
         assert newest >= min(sequences.count(sequence), 1 + n_rs_seq)
+
+
+@given(BATCHES, st.integers(1, 12))
+@settings(max_examples=100, deadline=None)
+def test_without_a_tail_to_keep_together_every_ubatch_but_the_last_is_full(sequences, n_ubatch):
+    _, _, batch = split_of(sequences, n_ubatch, 0)
+    sizes = np.diff(batch.segment_start[batch.ubatch_start])
+    assert (sizes[:-1] == n_ubatch).all()
+    assert 0 < sizes[-1] <= n_ubatch
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from statedrift.cli.application import run as run_command
 from statedrift.cli.explaining import ledger_text, opening_text, step_lines
 from statedrift.fuzz.execution import Run, execute
 from statedrift.fuzz.judgement import judge
-from statedrift.fuzz.trial import Trial
+from statedrift.fuzz.trial import Bench, Trial
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.programs import parse_program
 from statedrift.spec.verdicts import Outcome, Verdict, VerdictKind
@@ -15,7 +15,7 @@ from statedrift.targets.numba import TARGET
 
 TOLERANCE = 1e-3
 PROGRAM = parse_program(
-    "model lfm2 seed=0; cache n_seq_max=2; decode 0:10; share 0 1; save 0 a; drop 0; restore b 0; restore a 0; shift 0 5; "
+    "model lfm2 seed=0; cache n_seq_max=2; decode 0:10; share 0 1; save 0 a; drop 0; restore b 0; restore a 0; cancel 0:1 at=0; "
     "remove 0 2 4; decode 0:1 1:2; rollback 1 1; reopen"
 )
 
@@ -131,7 +131,7 @@ def test_a_death_is_explained_with_the_engines_last_words(capsys: pytest.Capture
     trial = Trial(
         PROGRAM, None, Verdict("crash", reason="the process died (SIGABRT): ASSERT(empty)"), "s", TOLERANCE, ("loading", "ASSERT(empty)")
     )
-    monkeypatch.setattr("statedrift.cli.explaining.tried", lambda program, name: (trial, True, (), TARGET, "1"))
+    monkeypatch.setattr("statedrift.cli.explaining.tried", lambda program, name, *_: (trial, True, (), Bench(TARGET)))
     assert run_command(["explain", "model lfm2 seed=0; clear", "--target", "numba"]) == 1
     out = capsys.readouterr().out
     assert "crash while opening: the process died (SIGABRT): ASSERT(empty)" in out

@@ -89,14 +89,14 @@ PROMISES = [
 ]  # fmt: skip
 
 
-def promised(guarantee: str, n_rs_seq: int, text: str, sequence: int = 0) -> int:
+def promised(guarantee: str, n_rs_seq: int, text: str, sequence: int = 0, saves_snapshots: bool = False) -> int:
     """The largest n that must be accepted, short of the whole log, found by asking for every n."""
     program = parse_program(f"model lfm2; cache n_rs_seq={n_rs_seq}; {text}")
     length = 0
     demands: dict[int, str] = {}
     while not demands or length:
         token_count = len(demands) + 1
-        target = ScriptedTarget(capabilities={"guarantee": guarantee})
+        target = ScriptedTarget(capabilities={"guarantee": guarantee, "saves_snapshots": saves_snapshots})
         asked = Program(program.model, program.cache, (*program.operations, Rollback(sequence, token_count)))
         run = execute(asked, target, target.progress)
         assert run.verdict is None
@@ -128,6 +128,24 @@ def test_none_promises_nothing_and_all_promises_everything(n_rs_seq: int, text: 
 
 def test_all_promises_every_token_but_the_whole_log() -> None:
     assert promised("all", 0, "decode 0:9; share 0 1; shift 0 3") == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [
+        ("decode 0:9; save 0 a; restore a 0", 5),
+        ("decode 0:9; rollback 0 2; save 0 a; decode 0:3; restore a 0", 3),
+        ("decode 0:9; save 0 a; reopen n_rs_seq=2; restore a 0", 2),
+        ("decode 0:9; save 0 a; restore a 0; decode 0:1", 5),
+        ("decode 1:3; decode 0:9; save_all a; clear; restore_all a", 5),
+        ("decode 0:9; save 0 a; clear; decode 0:1; restore a 1", 0),
+    ],
+)
+def test_a_save_that_carries_snapshots_gives_its_depth_back(text: str, depth: int) -> None:
+    assert promised("any", 5, text, saves_snapshots=True) == depth
+    assert promised("draft", 5, text, saves_snapshots=True) == 0
+    if "decode 0:1" not in text:
+        assert promised("any", 5, text) == 0
 
 
 def test_a_sharer_has_the_depth_of_its_source() -> None:

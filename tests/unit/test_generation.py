@@ -96,6 +96,12 @@ def test_a_small_vocabulary_is_respected() -> None:
         check_program(generate(seed, model))
 
 
+def test_only_a_model_with_a_window_is_given_a_cache_that_keeps_everything_behind_it() -> None:
+    share = {family: sum(generate(seed, Model(family)).cache.swa_full for seed in range(200)) for family in ("lfm2", "lfm2_swa", "mamba2")}
+    assert share["lfm2"] == share["mamba2"] == 0
+    assert 20 <= share["lfm2_swa"] <= 60
+
+
 def test_few_models_are_used() -> None:
     models = {model_for(seed, "lfm2") for seed in range(200)}
     assert models == {Model("lfm2", 0), Model("lfm2", 1)}

@@ -15,6 +15,7 @@ from statedrift.oracle.recompute import Recompute, Request, recompute_of
 from statedrift.spec.errors import UsageError
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.models import Model
+from statedrift.spec.weights import weights_of
 
 MODELS = tuple(map(Model, FAMILIES))
 each_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.family)
@@ -190,6 +191,37 @@ def test_state_rows_are_those_of_the_log_asked_for(model: Model) -> None:
         longer = next(row.values for row in recompute.state_rows((*log, 5)) if (row.layer, row.part) == (0, "conv"))
         assert np.array_equal(conv[:, 1:], longer[:, :-1])
         assert all(row.values.dtype == np.float32 for row in recompute.state_rows(log))
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "reach"),
+    [
+        ((("attention_period", 1), ("n_layer", 1), ("n_swa", 8)), 7),
+        ((("attention_period", 1), ("n_layer", 2), ("n_swa", 5)), 2 * 4),
+        ((("attention_period", 1), ("n_layer", 2), ("n_swa", 1)), 0),
+        ((("n_swa", 6),), 2 * 5 + 2 * 2),
+        ((("l_cache", 5), ("n_layer", 2), ("n_swa", 4)), 3 + 4),
+    ],
+)
+def test_windows_forget_what_lies_further_back_than_all_of_them_reach(dimensions: tuple[tuple[str, int], ...], reach: int) -> None:
+    """A window of n tokens looks n - 1 back, a convolution of n taps as well; layers add up."""
+    recompute, log = recompute_of(Model("lfm2_swa", 0, dimensions)), random_log(70)
+    (rows,) = recompute.rows([Request(log, range(70))])
+    for index in (30, 41):
+        (moved,) = recompute.rows([Request((*log[:index], (log[index] + 1) % 64, *log[index + 1 :]), range(70))])
+        differs = np.abs(moved - rows).max(-1)
+        assert differs[index : index + reach + 1].min() > 1e-6
+        assert differs[:index].max() <= 1e-12
+        assert differs[index + reach + 1 :].max() <= 1e-12
+
+
+@pytest.mark.parametrize("n_swa", [70, 71, 4096])
+def test_a_window_that_no_log_leaves_is_none(n_swa: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    windowed, whole = Model("lfm2_swa", 0, (("n_swa", n_swa),)), Model("lfm2", 0, (("attention_period", 2),))
+    monkeypatch.setattr("statedrift.oracle.recompute.weights_of", lambda model: weights_of(windowed))
+    requests = [Request(random_log(length), range(length)) for length in (70, 3)]
+    for rows, same in zip(Recompute(windowed).rows(requests), Recompute(whole).rows(requests), strict=True):
+        assert np.abs(rows - same).max() <= 1e-12
 
 
 def test_the_mask_refuses_decays_that_would_overflow_its_factors() -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statedrift.impl.batches import split
 from statedrift.impl.cells import StrictCells
-from statedrift.impl.recurrent_cache import RecurrentCache
+from statedrift.impl.recurrent_cache import RecurrentCache, States
+from statedrift.impl.ring import RingCells
 
 
 def batch_of(cells, counts, ubatch_size=64):
@@ -144,14 +145,58 @@ def test_a_placed_state_has_no_snapshots():
 
 
 def test_the_logical_state_is_read_from_the_pending_plane():
-    cache = RecurrentCache(1, 2, 3, n_seq_max=2, n_rs_seq=3, poison=True)
+    cache = RecurrentCache(StrictCells(2, 3), 1, 2, 3, poison=True)
     decode(cache.cells, {0: 10})
     cache.cells.rollback(0, 2)
     row = 2 * 2 + int(cache.cells.tail[0])
     cache.convolution_rows[0, row], cache.recurrent_rows[0, row] = 7, 8
-    convolution, recurrent = cache.read(0)
-    assert np.array_equal(convolution, [[7, 7]])
-    assert np.array_equal(recurrent, [[8, 8, 8]])
+    states = cache.read(0)
+    assert np.array_equal(states.convolution, [[[7, 7]]])
+    assert np.array_equal(states.recurrent, [[[8, 8, 8]]])
+
+
+CELLS = pytest.mark.parametrize("cells_class", [StrictCells, RingCells])
+
+
+@CELLS
+def test_the_part_of_per_layer_embeddings_is_poisoned_zeroed_read_and_written_like_the_others(cells_class):
+    cache = RecurrentCache(cells_class(3, 2), 2, 1, 1, embedding_width=4, poison=True)
+    assert cache.embedding_rows.shape == (2, 9, 4)
+    assert np.isnan(cache.embedding_rows).all()
+    batch = batch_of(cache.cells, {0: 1})
+    plan = cache.cells.plan(batch)
+    cache.apply(batch, plan)
+    assert np.flatnonzero((cache.embedding_rows == 0).all(axis=(0, 2))).tolist() == [plan.zero_row[0]]
+    states = States(np.ones((1, 2, 1)), np.full((1, 2, 1), 2), np.arange(8.0).reshape(1, 2, 4))
+    cache.write(1, 5, states)
+    for mine, right in zip(cache.read(1), states, strict=True):
+        assert np.array_equal(mine, right)
+    cache.zero()
+    assert not cache.embedding_rows.any()
+
+
+def test_every_part_goes_along_when_a_sequence_leaves_a_shared_cell():
+    cache = RecurrentCache(RingCells(2, 2), 2, 3, 1, embedding_width=4)
+    batch = batch_of(cache.cells, {0: 3})
+    cache.apply(batch, cache.cells.plan(batch))
+    for part, rows in enumerate(cache.parts):
+        rows[:] = 100 * part + np.arange(rows.shape[1])[:, None]
+    before = cache.read(0, 2)
+    cache.cells.share(0, 1)
+    batch = batch_of(cache.cells, {1: 1, 0: 1})
+    cache.apply(batch, cache.cells.plan(batch))
+    assert cache.cells.rollback(1, 1) is None
+    for mine, right in zip(cache.read(1, 2), before, strict=True):
+        assert np.array_equal(mine, right)
+
+
+@CELLS
+def test_states_that_are_older_than_there_are_planes_for_are_left_out_of_a_write(cells_class):
+    cache = RecurrentCache(cells_class(2, 1), 1, 1, 1)
+    column = np.arange(4.0).reshape(4, 1, 1)
+    cache.write(0, 7, States(column, column, np.zeros((4, 1, 0))))
+    assert cache.cells.reach(0) == 1
+    assert cache.read(0, 2).convolution.ravel().tolist() == [0, 1]
 
 
 OPERATIONS = st.lists(

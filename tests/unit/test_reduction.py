@@ -180,7 +180,8 @@ def test_an_undocumented_use_that_is_needed_is_said() -> None:
 class StubBench:
     """A bench that runs nothing: a program diverges while it has an operation of one name (or always, for the name "")."""
 
-    target_name = "stub"
+    target_name = label = "stub"
+    against_name = None
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,14 +1,19 @@
 """Saved states: what is read is what was written, and anything else is refused with a reason."""
 
 import json
+import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from statedrift.impl.hybrid_cache import SequenceState
+from safetensors import deserialize
+from statedrift.impl import saved_state
+from statedrift.impl.hybrid_cache import SequenceState, SessionState
 from statedrift.impl.model import prepared
-from statedrift.impl.saved_state import pack, unpack
+from statedrift.impl.recurrent_cache import States
+from statedrift.impl.saved_state import pack, pack_session, unpack, unpack_session
 from statedrift.spec.families import doubled
 from statedrift.spec.models import Model
 
@@ -17,27 +22,51 @@ MODELS = {
     "lfm2": Model("lfm2"),
     "lfm2-attention": Model("lfm2", dimensions=(("attention_period", 1),)),
     "lfm2-recurrent": Model("lfm2", dimensions=(("attention_period", 9),)),
+    "lfm2_swa": Model("lfm2_swa"),
     "nemotron_h": Model("nemotron_h"),
     "qwen35": Model("qwen35"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
 
-def state_of(model, position=4):
-    generator = np.random.default_rng(position)
+def state_of(model, token_count=5, state_count=1, first=0, seed=0):
+    generator = np.random.default_rng(seed)
 
     def draw(*shape):
         return generator.standard_normal(shape).astype(np.float32)
 
     recurrent, attention = len(model.recurrent_layers), len(model.attention_layers)
-    cells = (attention, position + 1, model.key_heads, model.head_dim)
-    return SequenceState(
-        position,
-        draw(recurrent, np.prod(model.convolution_shape)) if recurrent else None,
-        draw(recurrent, np.prod(model.recurrent_shape)) if recurrent else None,
-        draw(*cells) if attention else None,
-        draw(*cells) if attention else None,
-    )
+    shapes = (model.convolution_shape, model.recurrent_shape, model.embedding_shape)
+    states = States(*(draw(state_count, recurrent, math.prod(shape)) for shape in shapes)) if recurrent else None
+    cells = (attention, token_count, model.key_heads, model.head_dim)
+    keys, values = (draw(*cells), draw(*cells)) if attention else (None, None)
+    return SequenceState(token_count, first, first + token_count - 1, states, keys, values)
+
+
+def session_of(model):
+    """Four sequences: 1 has the states of 0 and most of its cells, 2 is empty, 3 is on its own."""
+    alone = state_of(model, 3, 2, 7, seed=1)
+    lead = state_of(model, 5, 3)
+    keys = values = None
+    if model.attention_layers:
+        keys, values = (np.concatenate([getattr(lead, name), getattr(alone, name)], axis=1) for name in ("keys", "values"))
+    bare = [state._replace(keys=None, values=None) for state in (lead, lead._replace(states=None), SequenceState(), alone)]
+    cells = tuple(np.array(own, np.int64) for own in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [], [6, 7, 4]))
+    same_as = (0, 0, 2, 3) if model.recurrent_layers else (0, 1, 2, 3)
+    return SessionState(tuple(bare), same_as, cells if model.attention_layers else (), keys, values)
+
+
+def arrays_of(state):
+    """All arrays of a sequence's or a session's state, None for those that are not there."""
+    own = state.sequences if isinstance(state, SessionState) else (state,)
+    found = [None if one.states is None else part for one in own for part in (one.states or (None,) * 3)]
+    return [*found, state.keys, state.values, *(state.cells if isinstance(state, SessionState) else ())]
+
+
+def assert_same(mine, theirs):
+    for one, other in zip(arrays_of(mine), arrays_of(theirs), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (one.shape == other.shape and np.array_equal(one, other))
 
 
 def parts(blob):
@@ -52,35 +81,93 @@ def joined(header, data):
 
 
 @EVERY_MODEL
-@pytest.mark.parametrize("position", [0, 4])
-def test_a_state_is_read_back_bit_by_bit(name, position):
+@pytest.mark.parametrize(("token_count", "state_count", "first"), [(1, 1, 0), (5, 1, 0), (5, 4, 0), (5, 2, 9)])
+def test_a_state_is_read_back_bit_by_bit(name, token_count, state_count, first):
     model = prepared(MODELS[name])
-    state = state_of(model, position)
+    state = state_of(model, token_count, state_count, first)
     back = unpack(model, pack(model, state))
     assert not isinstance(back, str)
-    assert back.position == position
-    for mine, theirs in zip(state[1:], back[1:], strict=True):
-        assert (mine is None) == (theirs is None)
-        assert mine is None or np.array_equal(mine, theirs)
+    assert back[:3] == (token_count, first, first + token_count - 1)
+    assert_same(state, back)
+
+
+@EVERY_MODEL
+def test_a_recurrent_half_is_read_back_without_the_attention_half(name):
+    model = prepared(MODELS[name])
+    state = state_of(model, 5, 2)
+    back = unpack(model, pack(model, state, partial=True), partial=True)
+    assert not isinstance(back, str)
+    assert back[:3] == state[:3]
+    assert_same(state._replace(keys=None, values=None), back)
+
+
+@EVERY_MODEL
+def test_a_session_is_read_back_with_what_its_sequences_share(name):
+    model = prepared(MODELS[name])
+    state = session_of(model)
+    back = unpack_session(model, pack_session(model, state, True), 4, True)
+    assert not isinstance(back, str)
+    assert [own[:3] for own in back.sequences] == [own[:3] for own in state.sequences]
+    assert back.same_as == state.same_as
+    assert_same(state, back)
 
 
 @EVERY_MODEL
 def test_the_state_of_an_empty_sequence_is_read_back(name):
     model = prepared(MODELS[name])
-    assert unpack(model, pack(model, SequenceState(-1))) == SequenceState(-1)
+    back = unpack(model, pack(model, SequenceState()))
+    assert not isinstance(back, str)
+    assert back[:4] == (0, -1, -1, None)
+
+
+@EVERY_MODEL
+def test_a_session_of_empty_sequences_is_read_back(name):
+    model = prepared(MODELS[name])
+    cells = (np.zeros(0, np.int64),) * 2 if model.attention_layers else ()
+    no_cells = np.zeros((len(model.attention_layers), 0, model.key_heads, model.head_dim), np.float32) if cells else None
+    state = SessionState((SequenceState(),) * 2, (0, 1), cells, no_cells, no_cells)
+    back = unpack_session(model, pack_session(model, state, False), 2, False)
+    assert not isinstance(back, str)
+    assert_same(state, back)
+
+
+def test_a_third_row_part_is_saved_like_the_others():
+    model = msgspec.structs.replace(prepared(MODELS["lfm2"]), embedding_shape=(3, 8))
+    state = state_of(model, 5, 2)
+    back = unpack(model, pack(model, state))
+    assert not isinstance(back, str)
+    assert back.states.embedding.shape == (2, 3, 24)
+    assert_same(state, back)
+
+
+def test_a_blob_is_refused_where_another_kind_is_asked_for():
+    model = prepared(MODELS["lfm2"])
+    state = state_of(model)
+    blobs = {"sequence": pack(model, state), "partial": pack(model, state, True), "session": pack_session(model, session_of(model), False)}
+    for kind, blob in blobs.items():
+        answers = {"sequence": unpack(model, blob), "partial": unpack(model, blob, True), "session": unpack_session(model, blob, 4, False)}
+        assert {asked: isinstance(answer, str) for asked, answer in answers.items()} == {asked: asked != kind for asked in answers}
+
+
+@pytest.mark.parametrize(("n_seq_max", "unified"), [(3, True), (5, True), (4, False)])
+def test_a_session_of_another_number_of_sequences_or_another_pool_is_refused(n_seq_max, unified):
+    model = prepared(MODELS["lfm2"])
+    reason = unpack_session(model, pack_session(model, session_of(model), True), n_seq_max, unified)
+    assert isinstance(reason, str)
+    assert "4 sequences with unified=1" in reason
 
 
 def test_a_state_that_holds_nan_is_read_back():
     model = prepared(MODELS["mamba2"])
     state = state_of(model)
-    state.convolution[:] = np.nan
-    assert np.isnan(unpack(model, pack(model, state)).convolution).all()
+    state.states.convolution[:] = np.nan
+    assert np.isnan(unpack(model, pack(model, state)).states.convolution).all()
 
 
 @EVERY_MODEL
 def test_every_shorter_blob_is_refused(name):
     model = prepared(MODELS[name])
-    blob = pack(model, state_of(model, 0))
+    blob = pack(model, state_of(model, 1))
     for length in [*range(0, len(blob), 97), len(blob) - 1]:
         assert isinstance(unpack(model, blob[:length]), str)
 
@@ -88,7 +175,7 @@ def test_every_shorter_blob_is_refused(name):
 @EVERY_MODEL
 def test_a_blob_with_any_bit_flipped_is_refused(name):
     model = prepared(MODELS[name])
-    blob = pack(model, state_of(model, 0))
+    blob = pack(model, state_of(model, 1))
     header_end = 8 + int.from_bytes(blob[:8], "little")
     for place in [*range(header_end), *range(header_end, len(blob), 61)]:
         for bit in (1, 32, 128):
@@ -111,14 +198,74 @@ def test_a_header_of_ones_is_refused():
     assert isinstance(unpack(model, b"\xff" * 16 + blob[16:]), str)
 
 
-@pytest.mark.parametrize("position", [-2, 3, 5, 1 << 31, 1 << 70, 4.5, "4", None])
-def test_a_position_that_lies_is_refused(position):
+def with_metadata(model, blob, change):
+    """The blob with other metadata whose checksum is right: a liar, not an accident."""
+    header, data = parts(blob)
+    text = json.dumps({**json.loads(header["__metadata__"]["statedrift"]), **change})
+    try:
+        metadata = msgspec.json.decode(text, type=saved_state._Metadata)
+    except msgspec.ValidationError:
+        pass
+    else:
+        found = dict(deserialize(blob))
+        tensors = {name: bytes(found[name]["data"]) for name in saved_state._shapes(model, metadata) if name in found}
+        text = msgspec.json.encode(msgspec.structs.replace(metadata, checksum=saved_state._checksum(metadata, tensors))).decode()
+    header["__metadata__"]["statedrift"] = text
+    return joined(header, data)
+
+
+SEQUENCE = [5, 0, 4, 1, 0]
+LIES = [
+    {"sequences": [sequence]}
+    for sequence in (
+        [4, 0, 3, 1, 0], [6, 0, 5, 1, 0], [5, -1, 4, 1, 0], [5, 0, 5, 1, 0], [5, 3, 2, 1, 0], [5, 0, 4, 0, 0], [5, 0, 4, 2, 0], [5, 0, 4, 1, 1],
+        [5, 0, 4, 1, -1], [0, -1, -1, 0, 0], [1 << 40, 0, 4, 1, 0], [5, 0, 4.5, 1, 0], [5, 0, 4, 1], [5, 0, 4, 1, 0, 0], ["5", 0, 4, 1, 0], None,
+    )
+]  # fmt: skip
+LIES += [{"sequences": []}, {"sequences": [SEQUENCE, SEQUENCE]}, {"cells": 4}, {"cells": 6}, {"cells": -1}, {"cells": 1 << 50}]
+LIES += [{"kind": "session"}, {"kind": "other"}, {"unified": 1}, {"format": "other"}, {"format_version": "1"}, {"cache": "float16 rows-1"}]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_metadata_that_lies_is_refused_although_its_checksum_is_right(lie):
     model = prepared(MODELS["lfm2"])
-    header, data = parts(pack(model, state_of(model)))
-    metadata = json.loads(header["__metadata__"]["statedrift"])
-    assert metadata["position"] == 4
-    header["__metadata__"]["statedrift"] = json.dumps({**metadata, "position": position})
-    assert isinstance(unpack(model, joined(header, data)), str)
+    blob = pack(model, state_of(model))
+    assert json.loads(parts(blob)[0]["__metadata__"]["statedrift"])["sequences"] == [SEQUENCE]
+    assert isinstance(unpack(model, with_metadata(model, blob, lie)), str)
+
+
+def test_metadata_that_was_made_anew_and_does_not_lie_is_accepted():
+    model = prepared(MODELS["lfm2"])
+    blob = pack(model, state_of(model))
+    assert not isinstance(unpack(model, with_metadata(model, blob, {})), str)
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [[5, 0, 4, 3, 0], [5, 0, 4, 0, 2], [0, -1, -1, 0, 2], [3, 7, 9, 2, 3]],
+        [[5, 0, 4, 3, 0], [5, 0, 4, 0, 3], [0, -1, -1, 0, 2], [3, 7, 9, 2, 3]],
+        [[5, 0, 4, 3, 0], [4, 0, 3, 0, 0], [0, -1, -1, 0, 2], [4, 7, 10, 2, 3]],
+        [[5, 0, 4, 0, 1], [5, 0, 4, 3, 1], [0, -1, -1, 0, 2], [3, 7, 9, 2, 3]],
+        [[5, 0, 4, 3, 0], [5, 0, 4, 0, -1], [0, -1, -1, 0, 2], [3, 7, 9, 2, 3]],
+        [[5, 0, 4, 3, 0], [5, 0, 4, 0, 0], [0, -1, -1, 0, 1], [3, 7, 9, 2, 3]],
+    ],
+)
+def test_a_session_whose_sequences_have_the_states_of_what_they_cannot_have_is_refused(sequences):
+    model = prepared(MODELS["lfm2"])
+    blob = pack_session(model, session_of(model), False)
+    assert not isinstance(unpack_session(model, with_metadata(model, blob, {}), 4, False), str)
+    assert isinstance(unpack_session(model, with_metadata(model, blob, {"sequences": sequences}), 4, False), str)
+
+
+@pytest.mark.parametrize("cells", [[0, 1, 2, 3, 8], [0, 1, 2, 3, -1], [0, 1, 2, 3, 3]])
+def test_cells_that_are_not_there_or_nobodys_are_refused(cells):
+    model = prepared(MODELS["lfm2"])
+    state = session_of(model)
+    listed = (np.array(cells, np.int64), *state.cells[1:])
+    if cells[-1] == 3:
+        listed = (listed[0], listed[0], listed[2], np.array([6, 7, 3]))
+    assert isinstance(unpack_session(model, pack_session(model, state._replace(cells=listed), False), 4, False), str)
 
 
 @EVERY_MODEL

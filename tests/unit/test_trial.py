@@ -111,7 +111,7 @@ def test_what_the_target_does_not_take_counts_against_nobody(native: Bench, prog
 
 
 def test_a_fault_of_ours_counts_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
     with Bench(CANARY) as bench:
