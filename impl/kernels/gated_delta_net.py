@@ -3,15 +3,20 @@
 Rules
 - A row is [value heads, d_state, head_dim]: what the state holds along a key, and what a query reads, are then sums of whole vectors over
   d_state in a written order, which vectorise without a reordered sum.
-- The state lives in the row of plane 0 while the tokens run; it is copied there first when it is read from another row.
+- The state lives in the row of plane 0 while the tokens run. A token reads the row before it twice, for what it holds along the key and
+  to change it, and writes once; only the first reads from the source row.
+- Where rows are streamed, and how head channels are cut: as in `mamba2_scan`.
 - Plane p receives the state p tokens before the last, for p < tokens of the segment; other planes are not written.
 """
+
+from typing import Any
 
 import numpy as np
 
 from . import kernel
 from .arithmetic import exponential
 from .mamba2_scan import copy_rows_of
+from .vectors import FLOAT_BYTES, PREFETCH_AHEAD_BYTES, fence, load, may_stream, prefetch, spread, store, store_nontemporal, zeros
 
 
 @kernel
@@ -41,73 +46,77 @@ def gated_delta_net(
     Bitwise the same for any split of the tokens. Raises nothing: rows were planned by the cache.
     Source: Yang, Kautz and Hatamizadeh 2024 (arXiv:2412.06464), eq. 10; snapshots as llama.cpp's gated_delta_net with K > 1.
     """
-    heads, head_dim, key_heads, d_state = value.shape[1], value.shape[2], key.shape[1], key.shape[2]
-    whole = d_state // 4 * 4
-    added = np.empty(head_dim, np.float32)
+    heads, head_dim, key_heads = value.shape[1], value.shape[2], key.shape[1]
+    large = may_stream(rows)
+    streamed = False
     base = segment_start[0]
     for segment in range(source_row.size):
         first = segment_start[segment] - base
         last = segment_start[segment + 1] - base
+        streams = large and last - first == 1 and source_row[segment] != plane_row[segment, 0]
+        streamed |= streams
         for head in range(heads):
-            state = rows[plane_row[segment, 0], head]
-            if source_row[segment] != plane_row[segment, 0]:
-                copy_rows_of(rows[source_row[segment], head], state)
+            source, state = rows[source_row[segment], head], rows[plane_row[segment, 0], head]
             key_head = head % key_heads
             for token in range(first, last):
-                decay = exponential(log_decay[token, head])
-                rate = beta[token, head]
-                k_token = key[token, key_head]
-                q_token = query[token, key_head]
-                v_token = value[token, head]
-                result = y[token, head]
-                for p in range(head_dim):
-                    added[p] = np.float32(0)
-                    result[p] = np.float32(0)
-                # Four state channels a pass: the same additions in the same order, with a quarter of the loads and stores of the sums.
-                for n in range(0, whole, 4):
-                    s0, s1, s2, s3 = state[n], state[n + 1], state[n + 2], state[n + 3]
-                    k0, k1, k2, k3 = k_token[n], k_token[n + 1], k_token[n + 2], k_token[n + 3]
-                    for p in range(head_dim):
-                        v0 = s0[p] * decay
-                        v1 = s1[p] * decay
-                        v2 = s2[p] * decay
-                        v3 = s3[p] * decay
-                        s0[p] = v0
-                        s1[p] = v1
-                        s2[p] = v2
-                        s3[p] = v3
-                        added[p] = added[p] + v0 * k0 + v1 * k1 + v2 * k2 + v3 * k3
-                for n in range(whole, d_state):
-                    row = state[n]
-                    for p in range(head_dim):
-                        held = row[p] * decay
-                        row[p] = held
-                        added[p] = added[p] + held * k_token[n]
-                for p in range(head_dim):
-                    added[p] = rate * (v_token[p] - added[p])
-                for n in range(0, whole, 4):
-                    s0, s1, s2, s3 = state[n], state[n + 1], state[n + 2], state[n + 3]
-                    k0, k1, k2, k3 = k_token[n], k_token[n + 1], k_token[n + 2], k_token[n + 3]
-                    q0, q1, q2, q3 = q_token[n], q_token[n + 1], q_token[n + 2], q_token[n + 3]
-                    for p in range(head_dim):
-                        v0 = s0[p] + k0 * added[p]
-                        v1 = s1[p] + k1 * added[p]
-                        v2 = s2[p] + k2 * added[p]
-                        v3 = s3[p] + k3 * added[p]
-                        s0[p] = v0
-                        s1[p] = v1
-                        s2[p] = v2
-                        s3[p] = v3
-                        result[p] = result[p] + v0 * q0 + v1 * q1 + v2 * q2 + v3 * q3
-                for n in range(whole, d_state):
-                    row = state[n]
-                    for p in range(head_dim):
-                        held = row[p] + k_token[n] * added[p]
-                        row[p] = held
-                        result[p] = result[p] + held * q_token[n]
+                decay, rate = exponential(log_decay[token, head]), beta[token, head]
+                k_token, q_token = key[token, key_head], query[token, key_head]
+                v_token, result = value[token, head], y[token, head]
+                p = 0
+                while p + 64 <= head_dim:
+                    _advance(zeros(64), p, source, state, decay, rate, k_token, q_token, v_token, streams, result)
+                    p += 64
+                while p + 16 <= head_dim:
+                    _advance(zeros(16), p, source, state, decay, rate, k_token, q_token, v_token, streams, result)
+                    p += 16
+                while p < head_dim:
+                    _advance(np.float32(0), p, source, state, decay, rate, k_token, q_token, v_token, streams, result)
+                    p += 1
+                source = state
                 plane = last - 1 - token
                 if 0 < plane < plane_row.shape[1]:
                     copy_rows_of(state, rows[plane_row[segment, plane], head])
+    if streamed:
+        fence()
+
+
+@kernel
+def _advance(
+    like: Any,
+    p: int,
+    source: np.ndarray,
+    state: np.ndarray,
+    decay: np.float32,
+    rate: np.float32,
+    key: np.ndarray,
+    query: np.ndarray,
+    value: np.ndarray,
+    streams: bool,
+    result: np.ndarray,
+) -> None:
+    """One token for as many head channels as `like` has, from channel p on.
+
+    source, state  float32 [d_state, head_dim]; state written, past the caches when `streams`. They may be the same
+    key, query     float32 [d_state]
+    value, result  float32 [head_dim]; result written
+    """
+    ahead = PREFETCH_AHEAD_BYTES // (FLOAT_BYTES * source.shape[1])
+    decay_each = spread(decay, like)
+    held = spread(np.float32(0), like)
+    for n in range(key.size):
+        if streams:
+            prefetch(source, (n + ahead, p), like)
+        held = held + load(source, (n, p), like) * decay_each * spread(key[n], like)
+    added = spread(rate, like) * (load(value, (p,), like) - held)
+    total = spread(np.float32(0), like)
+    for n in range(key.size):
+        changed = load(source, (n, p), like) * decay_each + spread(key[n], like) * added
+        total = total + changed * spread(query[n], like)
+        if streams:
+            store_nontemporal(state, (n, p), changed)
+        else:
+            store(state, (n, p), changed)
+    store(result, (p,), total)
 
 
 def gated_delta_net_reference(

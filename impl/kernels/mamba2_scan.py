@@ -3,16 +3,22 @@
 Rules
 - A row is [heads, d_state, head_dim]: the sum over d_state then adds whole vectors of outputs in a written order, which vectorises without
   a reordered sum (it would with head_dim before d_state).
-- The state lives in the row of plane 0 while the tokens run; it is copied there first when it is read from another row. One pointer for
-  reading and writing lets the loop vectorise, and makes every snapshot a copy.
+- The state lives in the row of plane 0 while the tokens run: the first token reads the source row and writes there in the same pass, and
+  every snapshot is a copy of it.
+- A row that one token reads and another row receives is, when large, written past the caches: it is read again only after all other
+  layers and sequences.
+- Head channels are taken 64 at a time, then 16, then one by one: each adds its own sums, so how they are cut changes no bit.
 - Plane p receives the state p tokens before the last, for p < tokens of the segment; other planes are not written.
 """
+
+from typing import Any
 
 import numpy as np
 
 from . import kernel
 from .arithmetic import exponential
 from .rows import copy_row
+from .vectors import FLOAT_BYTES, PREFETCH_AHEAD_BYTES, fence, load, may_stream, prefetch, spread, store, store_nontemporal, zeros
 
 
 @kernel
@@ -43,52 +49,75 @@ def mamba2_scan(
     Bitwise the same for any split of the tokens. Raises nothing: rows were planned by the cache.
     Source: Dao and Gu 2024 (arXiv:2405.21060), eq. 1; snapshots as llama.cpp's ssm_scan with K > 1.
     """
-    heads, head_dim, d_state = x.shape[1], x.shape[2], b.shape[2]
+    heads, head_dim = x.shape[1:]
     heads_per_group = heads // b.shape[1]
-    whole = d_state // 4 * 4
     scaled = np.empty(head_dim, np.float32)
+    large = may_stream(rows)
+    streamed = False
     base = segment_start[0]
     for segment in range(source_row.size):
         first = segment_start[segment] - base
         last = segment_start[segment + 1] - base
+        streams = large and last - first == 1 and source_row[segment] != plane_row[segment, 0]
+        streamed |= streams
         for head in range(heads):
-            state = rows[plane_row[segment, 0], head]
-            if source_row[segment] != plane_row[segment, 0]:
-                copy_rows_of(rows[source_row[segment], head], state)
+            source, state = rows[source_row[segment], head], rows[plane_row[segment, 0], head]
             group = head // heads_per_group
             for token in range(first, last):
                 step = dt[token, head]
                 decay = exponential(step * a[head])
-                b_token = b[token, group]
-                c_token = c[token, group]
-                result = y[token, head]
                 for p in range(head_dim):
                     scaled[p] = step * x[token, head, p]
-                    result[p] = np.float32(0)
-                # Four state channels a pass: the same additions in the same order, with a quarter of the loads and stores of the outputs.
-                for n in range(0, whole, 4):
-                    s0, s1, s2, s3 = state[n], state[n + 1], state[n + 2], state[n + 3]
-                    b0, b1, b2, b3 = b_token[n], b_token[n + 1], b_token[n + 2], b_token[n + 3]
-                    c0, c1, c2, c3 = c_token[n], c_token[n + 1], c_token[n + 2], c_token[n + 3]
-                    for p in range(head_dim):
-                        v0 = s0[p] * decay + scaled[p] * b0
-                        v1 = s1[p] * decay + scaled[p] * b1
-                        v2 = s2[p] * decay + scaled[p] * b2
-                        v3 = s3[p] * decay + scaled[p] * b3
-                        s0[p] = v0
-                        s1[p] = v1
-                        s2[p] = v2
-                        s3[p] = v3
-                        result[p] = result[p] + v0 * c0 + v1 * c1 + v2 * c2 + v3 * c3
-                for n in range(whole, d_state):
-                    row = state[n]
-                    for p in range(head_dim):
-                        value = row[p] * decay + scaled[p] * b_token[n]
-                        row[p] = value
-                        result[p] = result[p] + value * c_token[n]
+                b_token, c_token, result = b[token, group], c[token, group], y[token, head]
+                p = 0
+                while p + 64 <= head_dim:
+                    _advance(zeros(64), p, source, state, decay, scaled, b_token, c_token, streams, result)
+                    p += 64
+                while p + 16 <= head_dim:
+                    _advance(zeros(16), p, source, state, decay, scaled, b_token, c_token, streams, result)
+                    p += 16
+                while p < head_dim:
+                    _advance(np.float32(0), p, source, state, decay, scaled, b_token, c_token, streams, result)
+                    p += 1
+                source = state
                 plane = last - 1 - token
                 if 0 < plane < plane_row.shape[1]:
                     copy_rows_of(state, rows[plane_row[segment, plane], head])
+    if streamed:
+        fence()
+
+
+@kernel
+def _advance(
+    like: Any,
+    p: int,
+    source: np.ndarray,
+    state: np.ndarray,
+    decay: np.float32,
+    scaled: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    streams: bool,
+    result: np.ndarray,
+) -> None:
+    """One token for as many head channels as `like` has, from channel p on: state = source * decay + scaled b^T; result = state c.
+
+    source, state   float32 [d_state, head_dim]; state written, past the caches when `streams`. They may be the same
+    scaled, result  float32 [head_dim]; result written
+    b, c            float32 [d_state]
+    """
+    ahead = PREFETCH_AHEAD_BYTES // (FLOAT_BYTES * source.shape[1])
+    decay_each, scaled_each = spread(decay, like), load(scaled, (p,), like)
+    total = spread(np.float32(0), like)
+    for n in range(b.size):
+        value = load(source, (n, p), like) * decay_each + scaled_each * spread(b[n], like)
+        total = total + value * spread(c[n], like)
+        if streams:
+            prefetch(source, (n + ahead, p), like)
+            store_nontemporal(state, (n, p), value)
+        else:
+            store(state, (n, p), value)
+    store(result, (p,), total)
 
 
 @kernel

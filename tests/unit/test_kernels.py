@@ -13,6 +13,8 @@ from statedrift.impl.kernels.dense import linear, rms_norm, rotary_table, rotate
 from statedrift.impl.kernels.gated_delta_net import gated_delta_net, gated_delta_net_reference
 from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_reference
 from statedrift.impl.kernels.rows import copy_rows, gather_rows, scatter_rows, zero_rows
+from statedrift.impl.kernels.vectors import may_stream
+from statedrift.impl.memory import aligned, allocate
 
 HEADS, HEAD_DIM, GROUPS, D_STATE, CHANNELS, TAPS = 4, 6, 2, 7, 10, 4
 
@@ -21,13 +23,13 @@ def random32(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def scan_arguments(seed, tokens):
+def scan_arguments(seed, tokens, head_dim=HEAD_DIM, d_state=D_STATE):
     return (
-        random32(seed, tokens, HEADS, HEAD_DIM),
+        random32(seed, tokens, HEADS, head_dim),
         np.abs(random32(seed + 1, tokens, HEADS)),
         -np.abs(random32(seed + 2, HEADS)),
-        random32(seed + 3, tokens, GROUPS, D_STATE),
-        random32(seed + 4, tokens, GROUPS, D_STATE),
+        random32(seed + 3, tokens, GROUPS, d_state),
+        random32(seed + 4, tokens, GROUPS, d_state),
     )
 
 
@@ -38,14 +40,14 @@ def run_scan(arguments, rows, segment_start, source_row, plane_row, scan=mamba2_
     return y
 
 
-def delta_arguments(seed, tokens):
+def delta_arguments(seed, tokens, head_dim=HEAD_DIM, d_state=D_STATE):
     def unit(x):
         return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
     return (
-        unit(random32(seed, tokens, GROUPS, D_STATE)),
-        unit(random32(seed + 1, tokens, GROUPS, D_STATE)),
-        random32(seed + 2, tokens, HEADS, HEAD_DIM),
+        unit(random32(seed, tokens, GROUPS, d_state)),
+        unit(random32(seed + 1, tokens, GROUPS, d_state)),
+        random32(seed + 2, tokens, HEADS, head_dim),
         -np.abs(random32(seed + 3, tokens, HEADS)),
         np.random.default_rng(seed + 4).random((tokens, HEADS), np.float32),
     )
@@ -62,6 +64,97 @@ def run_convolution(x, rows, segment_start, source_row, plane_row, convolution=c
     y = np.full_like(x, np.nan)
     convolution(x, taps, bias, rows, np.array(segment_start), np.array(source_row), np.array(plane_row), y)
     return y
+
+
+def scan_as_written(x, dt, a, b, c, rows, segment_start, source_row, plane_row, y):
+    """The scan in float32, a number at a time along d_state, in the order in which the kernel says that it adds."""
+    for segment, row in enumerate(source_row):
+        state, last = rows[row].copy(), segment_start[segment + 1]
+        for token in range(segment_start[segment], last):
+            for head in range(x.shape[1]):
+                step, group = dt[token, head], head // (x.shape[1] // b.shape[1])
+                decay, scaled, result = exponential(step * a[head]), step * x[token, head], np.zeros(x.shape[2], np.float32)
+                for n in range(b.shape[2]):
+                    state[head, n] = state[head, n] * decay + scaled * b[token, group, n]
+                    result = result + state[head, n] * c[token, group, n]
+                y[token, head] = result
+            if last - 1 - token < plane_row.shape[1]:
+                rows[plane_row[segment, last - 1 - token]] = state
+
+
+def delta_as_written(query, key, value, log_decay, beta, rows, segment_start, source_row, plane_row, y):
+    """The delta net in float32, in the order in which the kernel says that it adds."""
+    for segment, row in enumerate(source_row):
+        state, last = rows[row].copy(), segment_start[segment + 1]
+        for token in range(segment_start[segment], last):
+            for head in range(value.shape[1]):
+                k, q = key[token, head % key.shape[1]], query[token, head % key.shape[1]]
+                held, result = np.zeros(value.shape[2], np.float32), np.zeros(value.shape[2], np.float32)
+                state[head] = state[head] * exponential(log_decay[token, head])
+                for n in range(k.size):
+                    held = held + state[head, n] * k[n]
+                added = beta[token, head] * (value[token, head] - held)
+                for n in range(k.size):
+                    state[head, n] = state[head, n] + k[n] * added
+                    result = result + state[head, n] * q[n]
+                y[token, head] = result
+            if last - 1 - token < plane_row.shape[1]:
+                rows[plane_row[segment, last - 1 - token]] = state
+
+
+SCANS = [(run_scan, scan_arguments, scan_as_written), (run_delta, delta_arguments, delta_as_written)]
+SCAN_NAMES = ["mamba2_scan", "gated_delta_net"]
+SEGMENTS = {
+    "a token in place": ([0, 1], [2], [[2]]),
+    "a token into another row": ([0, 1], [2], [[5]]),
+    "tokens in place": ([0, 3], [2], [[2]]),
+    "tokens into another row, with snapshots": ([0, 3], [2], [[5, 1]]),
+    "into its own source's snapshot": ([0, 3], [2], [[5, 2]]),
+    "one sequence in two pieces": ([0, 1, 3], [2, 5], [[5, 0], [4, 3]]),
+    "two sequences from one row": ([0, 1, 2], [2, 2], [[5], [4]]),
+}
+STREAMED = (64, 256)
+"""head_dim and d_state of rows that are just large enough to be written past the caches."""
+
+
+@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS.keys())
+@pytest.mark.parametrize(("head_dim", "d_state"), [(1, 1), (6, 7), (16, 16), (17, 5), (64, 3), (100, 9), STREAMED])
+@pytest.mark.parametrize(("run", "arguments_of", "as_written"), SCANS, ids=SCAN_NAMES)
+def test_a_scan_does_what_is_written_bit_for_bit(run, arguments_of, as_written, head_dim, d_state, segments):
+    arguments = arguments_of(1, segments[0][-1], head_dim, d_state)
+    rows = aligned(random32(6, 6, HEADS, d_state, head_dim))
+    rows[[i for i in range(6) if i not in segments[1]]] = np.nan
+    truth = rows.copy()
+    y = run(arguments, rows, *segments)
+    assert np.array_equal(y, run(arguments, truth, *segments, as_written))
+    assert np.array_equal(rows, truth, equal_nan=True)
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["in whole cache lines", "across cache lines"])
+@pytest.mark.parametrize(("run", "arguments_of", "as_written"), SCANS, ids=SCAN_NAMES)
+def test_large_rows_walked_one_by_one_hold_what_they_hold_in_place(run, arguments_of, as_written, shift):
+    head_dim, d_state = STREAMED
+    tokens, arguments = 4, arguments_of(2, 4, head_dim, d_state)
+    shape = (5, HEADS, d_state, head_dim)
+    rows = allocate((int(np.prod(shape)) + shift,))[shift:].reshape(shape)
+    rows[0] = random32(3, *shape[1:])
+    assert may_stream(rows) == (shift == 0)
+    in_place = aligned(rows)
+    outputs = []
+    for token in range(tokens):
+        part = [one if one.ndim == 1 else one[token : token + 1] for one in arguments]
+        outputs.append(run(part, rows, [0, 1], [token], [[token + 1]]))
+        assert np.array_equal(outputs[-1], run(part, in_place, [0, 1], [0], [[0]]))
+        assert np.array_equal(rows[token + 1], in_place[0])
+    assert np.array_equal(np.concatenate(outputs), run(arguments, rows, [0, tokens], [0], [[0]]))
+    assert np.array_equal(rows[0], rows[tokens])
+
+
+@pytest.mark.parametrize(
+    ("shape", "streamed"), [((2, 4, 256, 64), True), ((2, 4, 255, 64), False), ((2, 4, 256, 72), False), ((2, 4, 256, 80), True)]
+)
+def test_only_large_rows_of_whole_cache_lines_are_written_past_the_caches(shape, streamed):
+    assert may_stream(allocate(shape)) is streamed
 
 
 def test_the_exponential_is_within_two_units_in_the_last_place():
