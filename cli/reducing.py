@@ -16,7 +16,7 @@ from ..fuzz.reduction import reduce_trial
 from ..fuzz.trial import Bench, Trial, answers_of
 from ..reports.terminal import plural, verdict_text
 from ..spec.programs import program_text
-from ..store.files import write_whole
+from ..store.files import check_writable, write_whole
 from .given import Given, one_line, read_given, replay_words
 from .output import say
 from .replaying import heading_words, sentences_of, status_of, was_compared
@@ -30,6 +30,8 @@ def reduce_command(
 ) -> int:  # fmt: skip
     """Reduce a program and print what is left; the answer is the exit status."""
     given = read_given(argument, campaign)
+    if out is not None:
+        check_writable(out)
     with open_bench(target_name, against, inspect) as bench:
         start = bench.try_program(given.program)
         if not start.verdict.is_divergence:

@@ -37,8 +37,8 @@ from . import failures
 from .output import say
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_WORD = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)=([a-z0-9_]+)")
-_NUMBER = re.compile(r"[0-9]{1,12}")
+_WORD = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)=([^\s=]+)")
+_NUMBER = re.compile(r"-?[0-9]{1,40}")
 
 
 class Sized(msgspec.Struct, frozen=True):

@@ -38,6 +38,8 @@ FLOORS_IN_TOLERANCE = 20.0
 TOLERANCE_MAX = 2e-3
 FAULT_TOLERANCES = 100.0
 """A wrong state row moves an output by at least so many tolerances: the models' weights are chosen for it."""
+INSPECTED_ONE_IN = 5
+"""Looking at a state may cost a target a whole recompute: only one program in so many is looked at, from short to long."""
 INSPECTED_STEPS_MAX = 32
 """Longest log whose state is looked at token by token."""
 _CALIBRATION_SALT = 1 << 30
@@ -99,9 +101,9 @@ def noise_of(whole: float, steps: float, model: Model) -> Noise:
 
 
 def measure_state_noise(model: Model, noise: Noise, inspect_all: Callable[[Sequence[Program]], Sequence[Run]]) -> Noise:
-    """The same noise with the floor of a target's state rows: after whole logs, and after every token of the shorter ones."""
+    """The same noise with the floor of a target's state rows: after some whole logs, and after every token of some short ones."""
     programs = [program for program in calibration_programs(model, embeddings=False) if len(program.operations) <= INSPECTED_STEPS_MAX]
-    floor = worst_state_error(model, inspect_all(programs))
+    floor = worst_state_error(model, inspect_all(programs[::INSPECTED_ONE_IN]))
     tolerance = _tolerance(floor) if FLOORS_IN_TOLERANCE * floor <= TOLERANCE_MAX else noise.tolerance
     return msgspec.structs.replace(noise, state_floor=floor, state_tolerance=tolerance)
 

@@ -111,7 +111,10 @@ def _opening_difference(own: Run, other: Run, names: Names) -> Verdict:
 
 def _outcome_difference(index: int, operation: AnyOperation, own: Outcome, other: Outcome, names: Names) -> Verdict:
     words = (own.word, other.word)
-    reason = f"{names.own}: {_said(own)}; {names.other}: {_said(other)}"
+    said = [f"{names.own}: {_said(own)}", f"{names.other}: {_said(other)}"]
+    if own.word in ("crash", "hang"):  # what a death says of itself comes last
+        said.reverse()
+    reason = "; ".join(said)
     if "skipped" in words:
         return Verdict("harness-error", index, reason=f"{operation_name(operation)} was sent to one target only ({reason})")
     kind: Literal["hang", "crash", "false-success", "bad-refusal"] = "bad-refusal"

@@ -35,7 +35,9 @@ def crash_site(verdict: Verdict) -> str:
     """What a crash says of itself, without numbers, paths and addresses; empty for other kinds."""
     if verdict.kind != "crash":
         return ""
-    words = verdict.reason.split("): ", 1)[-1]
+    words = verdict.reason.rpartition("crash (")[2].split("): ", 1)[-1]
+    while words.count(")") > words.count("("):  # what was opened before
+        words = "".join(words.rpartition(")")[::2])
     words = re.sub(r"\S*/", "", words)
     words = re.sub(r"0x[0-9a-fA-F]+|[0-9]+", "", words)
     words = re.sub(r"[^A-Za-z_<>=!&|(). -]+", " ", words)

@@ -24,6 +24,9 @@ from .kernels import kernel
 from .kernels.attention import NO_SIGHT
 from .recurrent_cache import RecurrentCache, States
 
+POSITION_MAX = (1 << 31) - 2
+"""So that the position after it is still an int32."""
+
 EMPTY = -1
 """Position of an empty sequence."""
 
@@ -192,8 +195,11 @@ class HybridCache:
         """Move every position of `sequence`; the reason when it is refused."""
         if self._last[sequence] == EMPTY:
             return None
-        if self._first[sequence] + delta < 0:
-            return f"the first position of sequence {sequence} is {self._first[sequence]}; it would become negative"
+        first, last = int(self._first[sequence]), int(self._last[sequence])
+        if first + delta < 0:
+            return f"the first position of sequence {sequence} is {first}; it would become negative"
+        if last + delta > POSITION_MAX:
+            return f"the last position of sequence {sequence} is {last}; it would become larger than {POSITION_MAX}"
         self._moved = True
         self._first[sequence] += delta
         self._last[sequence] += delta
@@ -203,8 +209,8 @@ class HybridCache:
         """Divide every position of `sequence`, rounding down."""
         if self._last[sequence] != EMPTY:
             self._moved = True
-            self._first[sequence] //= divisor
-            self._last[sequence] //= divisor
+            self._first[sequence] = int(self._first[sequence]) // divisor
+            self._last[sequence] = int(self._last[sequence]) // divisor
 
     def zero(self) -> None:
         """Overwrite all memory with zero; only when every sequence is empty."""

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save as save_tensors
 
 from .forwards import PreparedModel
-from .hybrid_cache import SequenceState, SessionState
+from .hybrid_cache import POSITION_MAX, SequenceState, SessionState
 from .recurrent_cache import States
 
 FORMAT = "statedrift-state"
@@ -33,7 +33,6 @@ FORMAT_VERSION = "2"
 CACHE_FINGERPRINT = "float32 rows-1"
 """What must agree between the caches: element type, and version of what a row holds and in which order. Numbers of sequences, snapshots and
 cells need not agree for one sequence."""
-POSITION_MAX = (1 << 31) - 2
 _LENGTH_BYTES = 8
 
 Kind = Literal["sequence", "partial", "session"]
@@ -239,6 +238,10 @@ def _state(model: PreparedModel, metadata: _Metadata, content: Mapping[str, byte
     if not np.array_equal(np.unique(listed), np.arange(metadata.cells)):
         return "the saved state is damaged: its attention cells are not those that its tokens are in"
     cells = tuple(np.split(listed, np.cumsum([own.token_count for own in metadata.sequences])[:-1]))
+    if any(len(np.unique(own)) < len(own) for own in cells):
+        return "the saved state is damaged: two tokens of one sequence are in one attention cell"
+    if metadata.kind == "sequence" and not np.array_equal(listed, np.arange(len(listed))):
+        return "the saved state is damaged: the attention cells of its one sequence are not in order"
     shape = (len(model.attention_layers), metadata.cells, model.key_heads, model.head_dim)
     keys, values = (
         np.frombuffer(b"".join(content.get(f"layers.{layer}.{name}", b"") for layer in model.attention_layers), np.float32).reshape(shape)

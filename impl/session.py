@@ -22,6 +22,7 @@ from .batches import OK, POSITION_NOT_NEXT, SEQUENCE_OUT_OF_RANGE, SplitBatch, s
 from .cells import Plan, StrictCells
 from .coupled import Phase, phases_of
 from .forwards import PreparedModel
+from .hybrid_cache import POSITION_MAX
 from .model import check_session, open_cache, prepared
 from .ring import RingCells
 from .saved_state import pack, pack_session, unpack, unpack_session
@@ -89,6 +90,8 @@ class NumbaSession:
         sequences = self._sequences_of(batch)
         if token_count > self.capabilities.n_batch:
             return Decoded(refused(f"a batch has at most {self.capabilities.n_batch} tokens, not {token_count}"))
+        if batch.positions.max() > POSITION_MAX:
+            return Decoded(refused(f"positions end at {POSITION_MAX}"))
         if sequences is None:
             return self._decode_coupled(batch)
         tokens, positions = np.ascontiguousarray(batch.tokens, np.int64), np.ascontiguousarray(batch.positions, np.int64)
@@ -196,7 +199,7 @@ class NumbaSession:
         return ACCEPTED
 
     def shift(self, sequence: int, delta: int) -> Outcome:
-        """Add `delta` to every position of `sequence`. Refused: a position that would become negative."""
+        """Add `delta` to every position of `sequence`. Refused: a position that would become negative, or larger than POSITION_MAX."""
         self._check_sequence("sequence", sequence)
         return _outcome(self._cache.shift(sequence, delta))
 
@@ -277,8 +280,9 @@ class NumbaSession:
 
     def close(self) -> None:
         """Give the memory back; every later call is an error."""
-        self._is_open = False
-        del self._cache, self._memory
+        if self._is_open:
+            self._is_open = False
+            del self._cache, self._memory
 
     def _check_sequence(self, name: str, sequence: int) -> None:
         if not self._is_open:

@@ -20,6 +20,7 @@ from ...spec.operations import OPEN
 from ...spec.target import Batch, Capabilities, Decoded, StateRow
 from ...spec.verdicts import ACCEPTED, Outcome, refused
 from ..batches import SplitBatch
+from ..hybrid_cache import POSITION_MAX
 from ..model import check_session, prepared
 from .architectures import ARCHITECTURES
 from .batches import LlamaBatch, engine_order
@@ -43,6 +44,7 @@ class LlamaPolicySession:
                 f"the policy llamacpp runs a {model.family} only with recurrent and attention layers, as the engine does; give it both"
             )
         architecture = ARCHITECTURES[model.family]
+        self._is_open = True
         self._leaps = architecture.leaps
         self._memory = LlamaMemory(self._model, configuration, architecture, switches)
         self._n_seq_max = configuration.n_seq_max
@@ -138,14 +140,17 @@ class LlamaPolicySession:
         self._check_sequence(sequence)
         if not self.capabilities.shift:
             return refused("shift: not a capability of this model")
+        last = self._memory.bounds(sequence)[1]
+        if not -POSITION_MAX <= delta <= POSITION_MAX - max(last, 0):
+            raise UsageError(f"`delta` must leave positions between 0 and {POSITION_MAX}; {delta} does not")
         self._memory.shift(sequence, delta)
         return ACCEPTED
 
     def divide(self, sequence: int, divisor: int) -> Outcome:
         """llama_memory_seq_div over all positions."""
         self._check_sequence(sequence)
-        if divisor < 1:
-            raise UsageError(f"`divisor` must be at least 1, not {divisor}")
+        if not 1 <= divisor <= POSITION_MAX:
+            raise UsageError(f"`divisor` must be from 1 to {POSITION_MAX}, not {divisor}")
         if not self.capabilities.divide:
             return refused("divide: not a capability of this model")
         self._memory.divide(sequence, divisor)
@@ -164,6 +169,7 @@ class LlamaPolicySession:
 
     def save_all(self) -> tuple[Outcome, bytes]:
         """llama_state_get_data."""
+        self._check_open()
         writer = BlobWriter()
         writer.write("I", len(self._architecture_name))
         writer.write_bytes(self._architecture_name)
@@ -202,6 +208,7 @@ class LlamaPolicySession:
 
     def restore_all(self, blob: bytes) -> Outcome:
         """llama_state_set_data."""
+        self._check_open()
         reader = BlobReader(blob)
         try:
             if reader.read_bytes(reader.read("I")[0]) != self._architecture_name:
@@ -214,11 +221,13 @@ class LlamaPolicySession:
 
     def clear(self, data: bool) -> Outcome:
         """llama_memory_clear."""
+        self._check_open()
         self._memory.clear(data)
         return ACCEPTED
 
     def positions(self) -> Sequence[tuple[int, int]]:
         """llama_memory_seq_pos_min and _max of every sequence."""
+        self._check_open()
         return [self._memory.bounds(sequence) for sequence in range(self._n_seq_max)]
 
     def inspect(self, sequence: int) -> Sequence[StateRow]:
@@ -226,15 +235,24 @@ class LlamaPolicySession:
         raise UsageError("target numba-llamacpp does not show its state rows")
 
     def close(self) -> None:
-        """Nothing is kept outside the session."""
+        """Every later call is an error."""
+        self._is_open = False
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError("the session is closed; open a new one")
 
     def _check_sequence(self, sequence: int, name: str = "sequence") -> None:
+        self._check_open()
         if not 0 <= sequence < self._n_seq_max:
             raise UsageError(f"`{name}` must be from 0 to {self._n_seq_max - 1}, not {sequence}")
 
     def _owners(self, batch: Batch) -> list[tuple[int, ...]]:
         """The sequences of every token, in the engine's order. Raises UsageError for a batch that does not fit together."""
+        self._check_open()
         token_count = len(batch.tokens)
+        if batch.outputs not in ("all", "last", "embeddings"):
+            raise UsageError(f"`outputs` must be all, last or embeddings, not {batch.outputs}")
         if not token_count:
             raise UsageError("`tokens` is empty; a decode needs at least one token")
         if not len(batch.positions) == len(batch.sequences) == len(batch.wanted) == token_count:

@@ -438,3 +438,28 @@ def test_bad_arguments_are_named(change, name):
     plain = {"tokens": np.zeros(1, np.int32), "positions": np.zeros(1, np.int32), "sequences": ((0,),), "wanted": np.ones(1, bool)}
     with pytest.raises(UsageError, match=name):
         session().decode(Batch(**(plain | change), outputs="all"))
+
+
+def test_outputs_that_there_are_not_are_named():
+    with pytest.raises(UsageError, match="outputs"):
+        session().decode(tokens_of(0, 0, 1, outputs="x"))
+
+
+@pytest.mark.parametrize("delta", [1 << 31, 1 << 70, -(1 << 70)])
+def test_a_shift_beyond_the_engines_integers_is_named(delta):
+    opened = session()
+    opened.decode(tokens_of(0, 0, 3))
+    with pytest.raises(UsageError, match="delta"):
+        opened.shift(0, delta)
+
+
+@pytest.mark.parametrize("call", ["positions", "save_all", "keep 0", "clear True", "decode", "restore_all"])
+def test_a_closed_session_says_so(call):
+    opened = session()
+    opened.close()
+    calls = {
+        "positions": opened.positions, "save_all": opened.save_all, "keep 0": lambda: opened.keep(0), "clear True": lambda: opened.clear(True),
+        "decode": lambda: opened.decode(tokens_of(0, 0, 1)), "restore_all": lambda: opened.restore_all(b""),
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="closed"):
+        calls[call]()

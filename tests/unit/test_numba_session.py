@@ -8,6 +8,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
+from statedrift.impl.hybrid_cache import POSITION_MAX
 from statedrift.impl.model import prepared
 from statedrift.oracle.recompute import Request, recompute_of
 from statedrift.spec.configuration import CacheConfiguration
@@ -949,3 +950,27 @@ def test_the_target_keeps_the_protocol():
 def test_importing_the_target_imports_no_numba():
     code = "import sys; from statedrift.targets.numba import TARGET; assert TARGET.version(); assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("delta", [POSITION_MAX - 1, 1 << 31, (1 << 63) - 1, 1 << 70, -(1 << 70)])
+@pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])
+def test_a_shift_beyond_the_positions_there_are_is_refused_and_changes_nothing(target, delta):
+    session = opened("mamba2", target)
+    decode(session, (0, [1, 2, 3]))
+    assert session.shift(0, delta).word == "refused"
+    assert session.positions()[0] == (0, 2)
+
+
+def test_a_token_after_the_last_position_there_is_is_refused():
+    session = opened("mamba2")
+    decode(session, (0, [1, 2, 3]))
+    assert session.shift(0, POSITION_MAX - 2).word == "accepted"
+    assert session.restore(1, session.save(0, False, False)[1], False, False).word == "accepted"
+    last = np.array([POSITION_MAX + 1], np.int32)
+    assert session.decode(Batch(np.array([1], np.int32), last, ((0,),), np.ones(1, bool), "all")).outcome.word == "refused"
+
+
+def test_a_session_can_be_closed_twice():
+    session = TARGET.open(Model("mamba2"), CacheConfiguration())
+    session.close()
+    session.close()

@@ -258,6 +258,22 @@ def test_a_session_whose_sequences_have_the_states_of_what_they_cannot_have_is_r
     assert isinstance(unpack_session(model, with_metadata(model, blob, {"sequences": sequences}), 4, False), str)
 
 
+@pytest.mark.parametrize("cells", [[0, 0, 0, 0, 0], [4, 3, 2, 1, 0], [0, 1, 0, 1, 2]])
+def test_the_cells_of_a_saved_sequence_are_in_order_and_each_its_own(cells):
+    model = prepared(MODELS["lfm2"])
+    alone = state_of(model)
+    count = max(cells) + 1
+    forged = SessionState((alone,), (0,), (np.array(cells),), alone.keys[:, :count], alone.values[:, :count])
+    assert isinstance(unpack(model, saved_state._packed(model, "sequence", 0, forged)), str)
+
+
+def test_two_tokens_of_a_sequence_cannot_be_in_one_cell():
+    model = prepared(MODELS["lfm2"])
+    state = session_of(model)
+    doubled_up = state._replace(cells=(np.array([0, 1, 2, 3, 3]), np.array([0, 1, 2, 4, 5]), *state.cells[2:]))
+    assert isinstance(unpack_session(model, pack_session(model, doubled_up, True), 4, True), str)
+
+
 @pytest.mark.parametrize("cells", [[0, 1, 2, 3, 8], [0, 1, 2, 3, -1], [0, 1, 2, 3, 3]])
 def test_cells_that_are_not_there_or_nobodys_are_refused(cells):
     model = prepared(MODELS["lfm2"])

@@ -121,3 +121,10 @@ def test_operations_after_the_divergence_say_nothing() -> None:
     verdict = Verdict("bad-refusal", 1, 0, relation="self")
     assert fine_signature("engine", short, verdict) == fine_signature("engine", long, verdict)
     assert enabling_operations(long, verdict) == {"decode"}
+
+
+@pytest.mark.parametrize(
+    "said", ["crash (the process died (exit code 134): x.cpp:12: GGML_ASSERT(n > 0) failed)", "crash (x.cpp:7: GGML_ASSERT(n > 0) failed)"]
+)
+def test_a_crash_that_only_one_of_two_targets_has_is_named_by_what_it_said(said: str) -> None:
+    assert crash_site(Verdict("crash", 0, reason=f"one: accepted; other: {said}")) == "x.cpp GGML_ASSERT(n > ) failed"
