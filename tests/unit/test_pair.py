@@ -301,7 +301,7 @@ def test_an_abort_in_this_process_agrees_with_a_death_in_a_child_process() -> No
         assert sorted(trial.other.rows) == [0, 1]
         verdict = unlike.try_program(parse_program(text)).verdict
         assert (verdict.kind, verdict.operation_index) == ("crash", 3)
-            assert verdict.reason.startswith("numba: accepted; faulty:CLEAR_DIES: crash (")
+        assert verdict.reason.startswith("numba: accepted; faulty:CLEAR_DIES: crash (")
 
 
 # --- the machinery -----------------------------------------------------------------------------------------------------------
