@@ -48,7 +48,7 @@ from ..spec.tokens import DIRTY_TOKEN_COUNT
 from ..spec.verdicts import DIVERGENCE_KINDS
 from .given import read_given, replay_words
 from .output import say
-from .replaying import heading_words, sentences_of, status_of, tried, was_compared
+from .replaying import heading_words, sentences_of, states_compared, status_of, tried, was_compared
 
 TOKENS_SHOWN_MAX = 12
 LOGITS_SHOWN = 3
@@ -72,7 +72,7 @@ def explain_command(
     if not documented:
         lines += undocumented_lines(f"it needs {', '.join(uses)}", sentences_of(uses, bench.target))
     if trial.verdict.kind == "ok":
-        lines += right_lines(trial.verdict, was_compared(trial))
+        lines += right_lines(trial.verdict, was_compared(trial), states_compared(trial))
     lines += wrapped("    " + setting_text(trial.program), "      ")
     lines += step_lines(trial, bench.target.poison) if against is None else pair_step_lines(trial, (target_name, against))
     lines.append("")

@@ -19,7 +19,7 @@ from ..spec.programs import program_text
 from ..store.files import check_writable, write_whole
 from .given import Given, one_line, read_given, replay_words
 from .output import say
-from .replaying import heading_words, sentences_of, status_of, was_compared
+from .replaying import heading_words, sentences_of, states_compared, status_of, was_compared
 
 PROGRESS_SECONDS = 5.0
 
@@ -61,7 +61,7 @@ def _text(trial: Trial, bench: Bench, words: str, uses: tuple[str, ...] = ()) ->
     needs = "it needs " + ", ".join(uses) if uses else ""
     return verdict_text(
         trial.program, trial.verdict, *heading_words(bench), answers_of(trial), words, needs, trial.log,
-        sentences_of(uses, bench.target), was_compared(trial),
+        sentences_of(uses, bench.target), was_compared(trial), states_compared(trial),
     )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ def replay_command(
                 trial.log,
                 sentences_of(uses, bench.target),
                 was_compared(trial),
+                states_compared(trial),
             )
         )
     return status_of(trial.verdict, documented, undocumented)
@@ -81,6 +82,11 @@ def sentences_of(uses: Sequence[str], target: Target) -> tuple[str, ...]:
 def was_compared(trial: Trial) -> bool:
     """Whether any output row of a trial was compared with the truth."""
     return trial.run is not None and any(span.indices for span in trial.run.spans)
+
+
+def states_compared(trial: Trial) -> int:
+    """How many cached states of a trial were compared with the truth."""
+    return len(trial.run.inspections) if trial.run is not None else 0
 
 
 def status_of(verdict: Verdict, documented: bool, undocumented: bool) -> int:

@@ -40,7 +40,7 @@ FAULT_TOLERANCES = 100.0
 """A wrong state row moves an output by at least so many tolerances: the models' weights are chosen for it."""
 INSPECTED_ONE_IN = 5
 """Looking at a state may cost a target a whole recompute: only one program in so many is looked at, from short to long."""
-INSPECTED_STEPS_MAX = 32
+INSPECTED_STEPS_MAX = 16
 """Longest log whose state is looked at token by token."""
 _CALIBRATION_SALT = 1 << 30
 

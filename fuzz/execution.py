@@ -287,7 +287,7 @@ class _Walk:
         return step, None
 
     def _demand(self, operation: AnyOperation) -> Demand:
-        if self.manner.follow and isinstance(operation, Damage) and not self.checker.capabilities.blob_format:
+        if self.manner.follow and isinstance(operation, Damage) and not self.checker.capabilities.engine:
             if operation.how in ("flip", "header"):
                 return Demand("skip", "a byte of one target's blob is not the same byte of another's")
             if operation.slot in self.checker.ledger.slots:  # whatever the size of the blob

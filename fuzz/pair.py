@@ -3,6 +3,8 @@
 Rules
 - The second target is the truth. What either of them does not declare is sent to neither.
 - Nothing is judged by the contract: a program goes on until it ends, or one of them dies; its first difference decides.
+- Two targets of one engine (Capabilities.engine) have to agree in all of it; others may differ in what the contract leaves free: the first
+  position of a sequence, how many snapshots are kept, the bytes of a blob.
 - Answers are compared before positions, and positions before output rows; after an operation at which both die there is nothing to compare.
 - An output row of one against the other's: err as everywhere (fuzz/judgement.py), right when err <= the sum of both tolerances. Rows that
   are finite in neither agree.
@@ -53,7 +55,7 @@ def common_capabilities(own: Capabilities, other: Capabilities) -> Capabilities:
         other,
         n_batch=min(own.n_batch, other.n_batch),
         n_ctx=min(limits, default=0),
-        blob_format=other.blob_format if own.blob_format == other.blob_format else "",
+        engine=other.engine if own.engine == other.engine else "",
         **{name: getattr(own, name) and getattr(other, name) for name in OPTIONAL},
     )
 
@@ -86,12 +88,14 @@ def _parting_step(program: Program, own: Run, other: Run, names: Names) -> tuple
     """The first operation with different answers or positions, and the verdict; -1 is the opening."""
     if _died_opening(own) or _died_opening(other):
         return None if _died_opening(own) and _died_opening(other) else (-1, _opening_difference(own, other, names))
+    shared = other.capabilities
+    exact = bool(shared.engine) or not (shared.recurrent or shared.windowed)
     for index, (operation, mine, its) in enumerate(zip(program.operations, own.steps, other.steps, strict=False)):
         if mine.outcome.word != its.outcome.word:
             return index, _outcome_difference(index, operation, mine.outcome, its.outcome, names)
         if mine.outcome.word in ("crash", "hang"):
             return None
-        if (difference := _position_difference(index, operation, mine, its, names)) is not None:
+        if (difference := _position_difference(index, operation, mine, its, names, exact)) is not None:
             return index, difference
     if len(own.steps) != len(other.steps):
         return min(len(own.steps), len(other.steps)), Verdict("harness-error", reason="one target was sent more operations than the other")
@@ -128,15 +132,26 @@ def _outcome_difference(index: int, operation: AnyOperation, own: Outcome, other
     return Verdict(kind, index, named[0] if named else None, relation="self", reason=reason)
 
 
-def _position_difference(index: int, operation: AnyOperation, own: Step, other: Step, names: Names) -> Verdict | None:
-    if own.positions == other.positions:
+def _judged(positions: tuple[int, int], exact: bool) -> tuple[int, int]:
+    """What of a first and a last position has to agree: without `exact` only whether there is a first one."""
+    return positions if exact else (min(positions[0], 0), positions[1])
+
+
+def _position_difference(index: int, operation: AnyOperation, own: Step, other: Step, names: Names, exact: bool) -> Verdict | None:
+    pairs = list(zip(own.positions, other.positions, strict=True))
+    differing = [sequence for sequence, (mine, its) in enumerate(pairs) if _judged(mine, exact) != _judged(its, exact)]
+    if not differing:
         return None
-    pairs = enumerate(zip(own.positions, other.positions, strict=True))
-    sequence, (mine, its) = next((sequence, pair) for sequence, pair in pairs if pair[0] != pair[1])
+    sequence = differing[0]
+    mine, its = pairs[sequence]
     named = sequences_of(operation)
     relation: Relation = "self" if sequence in named or not named else "other"
-    reason = f"sequence {sequence} begins and ends at {names.own}: {mine}; {names.other}: {its}"
+    reason = f"sequence {sequence} is at {_range(mine)} in {names.own}, at {_range(its)} in {names.other}"
     return Verdict("wrong-position", index, sequence, mine[1], relation, reason=reason)
+
+
+def _range(positions: tuple[int, int]) -> str:
+    return "no position" if positions == (-1, -1) else f"positions {positions[0]} to {positions[1]}"
 
 
 class _Rows(NamedTuple):
@@ -233,7 +248,8 @@ class _Opening(NamedTuple):
 
     @property
     def snapshots_differ(self) -> bool:
-        return self.own is not None and self.other is not None and self.own.n_rs_seq != self.other.n_rs_seq
+        """Of two sessions of one engine."""
+        return self.own is not None and self.other is not None and bool(self.own.engine) and self.own.n_rs_seq != self.other.n_rs_seq
 
 
 class Pair(Bench):

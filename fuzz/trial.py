@@ -126,21 +126,29 @@ class Bench:
             if noise is None:
                 noise = measure_noise(model, self._run_plain)
                 if self.manner.inspect:
-                    noise = measure_state_noise(model, noise, self._run_plain)
+                    noise = measure_state_noise(model, noise, self._run_inspected)
                 if self._is_installed:
                     remember_noise(self.target_name, self.version, model, noise)
             self._noise[model] = noise
         return self._noise[model]
 
     def _check_inspectable(self, model: Model) -> None:
-        (opened,) = self._run_plain([Program(model, CacheConfiguration(), ())])
+        (opened,) = self._run_inspected([Program(model, CacheConfiguration(), ())])
         if not opened.capabilities.inspect:
             raise UnavailableError(f"could not test: target {self.target_name} does not show its state rows; leave out --inspect")
 
     def _run_plain(self, programs: Sequence[Program]) -> list[Run]:
-        """Runs of calibration programs, a few at a time: a target that fails at the first is not asked for all."""
+        """Runs of calibration programs whose outputs alone are asked for."""
+        return self._run_calibration(programs, PLAIN)
+
+    def _run_inspected(self, programs: Sequence[Program]) -> list[Run]:
+        """Runs of calibration programs whose states are looked at, which may cost a target a whole recompute each time."""
+        return self._run_calibration(programs, self.manner)
+
+    def _run_calibration(self, programs: Sequence[Program], manner: Manner) -> list[Run]:
+        """A few at a time: a target that fails at the first is not asked for all."""
         some = (programs[start : start + CALIBRATION_PROGRAMS] for start in range(0, len(programs), CALIBRATION_PROGRAMS))
-        return [_plain_run(result) for batch in some for result in self.run(batch, [self.manner] * len(batch))]
+        return [_plain_run(result) for batch in some for result in self.run(batch, [manner] * len(batch))]
 
     def set_noise(self, noise: dict[Model, Noise]) -> None:
         """Take over measurements that another process made."""

@@ -7,6 +7,7 @@ Rules
 - `>` marks the operation at which target and truth part; what follows it is a consequence and not shown.
 """
 
+import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 
@@ -28,6 +29,8 @@ from ..store.campaigns import Account, Campaign
 from ..store.findings import Answer, Finding
 
 WIDTH = 100
+"""Of lines where the terminal is as wide, or is none."""
+WIDTH_MIN = 60
 OPERATIONS_SHOWN_MAX = 60
 _OPERATION_WIDTH_MAX = 44
 _ROW_KINDS = ("wrong-output", "wrong-state", "nonfinite")
@@ -36,11 +39,17 @@ _WORD_OF_KIND = {"bad-refusal": "refused", "partial-effect": "refused", "false-s
 _NOTE_INDENT_MAX = 48
 
 
+def line_width() -> int:
+    """Characters of a line: as many as the terminal has, within bounds."""
+    return max(WIDTH_MIN, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
+
+
 def wrapped(line: str, indent: str) -> list[str]:
-    """The line, cut at spaces into lines of at most `WIDTH` characters; those after the first begin with `indent`."""
-    if len(line) <= WIDTH:
+    """The line, cut at spaces into lines of at most `line_width()` characters; those after the first begin with `indent`."""
+    width = line_width()
+    if len(line) <= width:
         return [line.rstrip()]
-    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def plural(count: int, noun: str) -> str:
@@ -163,20 +172,23 @@ def undocumented_lines(undocumented: str, sentences: Sequence[str]) -> list[str]
     return lines + [line for sentence in sentences for line in wrapped("    " + sentence, "      ")]
 
 
-def right_lines(verdict: Verdict, compared: bool) -> list[str]:
-    """What is known of a program that is right. `compared`: an output row was compared with the truth."""
+def right_lines(verdict: Verdict, compared: bool, states: int = 0) -> list[str]:
+    """What is known of a program that is right. `compared`: an output row was compared with the truth; `states`: so many cached states."""
     if verdict.reason:
         return wrapped("  " + verdict.reason, "    ")
     if not compared:
         return ["  no output was compared; nothing else is wrong"]
     if verdict.error is None or verdict.tolerance is None:
         return []
-    return [f"  every answer is right; outputs are off by at most {verdict.error:.2g} (tolerance {verdict.tolerance:.2g})"]
+    inspected = f"; {plural(states, 'cached state')} compared, and right" if states else ""
+    return wrapped(
+        f"  every answer is right; outputs are off by at most {verdict.error:.2g} (tolerance {verdict.tolerance:.2g}){inspected}", "    "
+    )
 
 
 def verdict_text(
     program: Program, verdict: Verdict, target: str, version: str, answers: Sequence[Answer], replay: str,
-    undocumented: str = "", log: Sequence[str] = (), sentences: Sequence[str] = (), compared: bool = True,
+    undocumented: str = "", log: Sequence[str] = (), sentences: Sequence[str] = (), compared: bool = True, states: int = 0,
 ) -> str:  # fmt: skip
     """One program on one target, for people: the verdict, the numbered program, and how to see it again.
 
@@ -189,7 +201,7 @@ def verdict_text(
     lines = wrapped(f"{verdict.kind} · {target} {version} · {program.model.family}", "  ")
     title = verdict.reason if verdict.kind not in (*_ROW_KINDS, "ok") else ""
     if verdict.kind == "ok":
-        lines += right_lines(verdict, compared)
+        lines += right_lines(verdict, compared, states)
     if title:
         lines += wrapped("  " + title, "    ")
     if undocumented and verdict.kind in DIVERGENCE_KINDS:
@@ -337,13 +349,17 @@ def account_text(account: Account) -> str:
 def verdict_sentence(campaign: Campaign) -> str:
     """The campaign in one sentence: "no divergence in 2,412 programs", or how many divergences, and what could not be tested."""
     account, count = campaign.account, len(campaign.findings)
+    if not account.programs:
+        return "nothing was tested: it ended before the first program" + _could_not_test(account)
     undocumented = sum(not finding.documented for finding in campaign.findings)
     sentence = (f"{plural(count, 'divergence')}" if count else "no divergence") + f" in {plural(account.programs, 'program')}"
     if undocumented:
         sentence += f"; {undocumented} of them only in uses that the target's own documentation does not promise"
-    if account.could_not_test:
-        sentence += f"; could not test {', '.join(account.could_not_test)}"
-    return sentence
+    return sentence + _could_not_test(account)
+
+
+def _could_not_test(account: Account) -> str:
+    return f"; could not test {', '.join(account.could_not_test)}" if account.could_not_test else ""
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

@@ -3,7 +3,7 @@
 Rules
 - A layer kind is data: the parts it keeps and each part's width as a formula over named dimensions. What is shown and what is computed is
   the same text.
-- A part is a row a cell (r, s, p: a fixed size, whatever the length) or a row a token (k, v). A cell has 1 + n_rs_seq rows of each part.
+- A part is a row a state (r, s, p: a fixed size, whatever the length) or a row a token (k, v). A cell holds 1 + n_rs_seq states.
 - Bytes are those of rows. What an engine adds (lists of cells, lengths rounded up) is not counted; docs/caches.md says where it does.
 - Nothing here knows a family: a family says which kinds its layers are (families/family.py, `state_layers`).
 Sources: llama.cpp's llama-hparams.cpp (n_embd_r, n_embd_s, ple_conv_state) and llama-kv-cache-iswa.cpp; each kind names its paper.
@@ -25,7 +25,7 @@ LAYERS_MAX = 65536
 class Part(msgspec.Struct, frozen=True):
     """One part of what a layer keeps.
 
-    name     r, s, p (a row a cell) or k, v (a row a token), as llama.cpp calls them
+    name     r, s, p (a row a state) or k, v (a row a token), as llama.cpp calls them
     title    what it holds
     formula  elements of a row: whole numbers, + - * and names of dimensions
     """
@@ -36,8 +36,8 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def per(self) -> str:
-        """What has a row of this part: "cell" or "token"."""
-        return "token" if self.name in ("k", "v") else "cell"
+        """What has a row of this part: "state" or "token"."""
+        return "token" if self.name in ("k", "v") else "state"
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -255,13 +255,15 @@ def width(part: Part, dimensions: Mapping[str, int]) -> int:
     return result
 
 
-def row_bytes(elements: int, element_type: str) -> int:
-    """Bytes of a row. Raises UsageError when the type packs blocks that the row cannot be cut into."""
+def row_bytes(elements: int, element_type: str, head_dim: int | None = None) -> int:
+    """Bytes of a row. Raises UsageError when the type packs blocks that a head of the row (or the row, without heads) cannot be cut into:
+    llama.cpp asks it of every head (llama-context.cpp, llama_init_from_model)."""
     packing = ELEMENT_TYPES[element_type]
-    if elements % packing.block_elements:
+    whole = head_dim or elements
+    if whole % packing.block_elements:
         raise UsageError(
-            f"`kv={element_type}` packs {packing.block_elements} elements in a block, and a row of {elements} cannot be cut into blocks; "
-            "choose f16, or other heads"
+            f"`kv={element_type}` packs {packing.block_elements} elements in a block, and {'a head' if head_dim else 'a row'} of {whole} "
+            "cannot be cut into blocks; choose f16, or other heads"
         )
     return elements // packing.block_elements * packing.block_bytes
 
@@ -317,9 +319,9 @@ def size_of(layers: Sequence[StateLayers], cache: CacheSize) -> Size:
 
 def _part_size(part: Part, layers: StateLayers, cache: CacheSize) -> PartSize:
     elements = width(part, layers.dimensions)
-    element_type = cache.state if part.per == "cell" else cache.kv
-    one = row_bytes(elements, element_type)
-    if part.per == "cell":
+    element_type = cache.state if part.per == "state" else cache.kv
+    one = row_bytes(elements, element_type, layers.dimensions.get("head_dim") if part.per == "token" else None)
+    if part.per == "state":
         sequence_rows = 1 + cache.n_rs_seq
         session_rows = cache.n_seq_max * sequence_rows
     else:
@@ -340,11 +342,11 @@ def _tokens_kept(window: int | None, cache: CacheSize) -> tuple[int, int]:
 
 def _summed(groups: Sequence[LayersSize], rows: Callable[[PartSize], int]) -> SideBytes:
     """Bytes of as many rows of every part as `rows` says, on each side."""
-    sides = {"cell": 0, "token": 0}
+    sides = {"state": 0, "token": 0}
     for group in groups:
         for size in group.parts:
             sides[size.part.per] += group.layers.count * size.row_bytes * rows(size)
-    return SideBytes(sides["cell"], sides["token"])
+    return SideBytes(sides["state"], sides["token"])
 
 
 # --- planes and ring ---------------------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     inspect               shows its logical state rows
     recurrent, attention  the model has a recurrent layer, an attention layer
     windowed              the model has an attention window
-    blob_format           name of the bytes of a saved state, where another target has the same: both can then be given the same damage
+    engine                the engine whose memory this is, "" when it is nobody else's. Two targets of one engine that are held to each other have
+                          to agree in what is the engine's own affair, too: first positions, numbers of snapshots, the bytes of a saved state
     """
 
     guarantee: Guarantee
@@ -55,7 +56,7 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     embeddings: bool = False
     partial_share: bool = False
     inspect: bool = False
-    blob_format: str = ""
+    engine: str = ""
     saves_snapshots: bool = False
 
 

@@ -31,7 +31,7 @@ from . import llama_library
 from .gguf_file import gguf_package, write_gguf
 from .llama_library import ON_DEVICE, PARTIAL_ONLY, CancelCallback, Library, load_library
 
-BLOB_FORMAT = "llama.cpp"
+ENGINE = "llama.cpp"
 BATCH_TOKENS_MAX = 4096
 """Most tokens in one decode; the library takes fewer when its whole pool is smaller."""
 _CELLS_STEP = 256
@@ -380,7 +380,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
         device=True,
         embeddings=True,
         partial_share=True,
-        blob_format=BLOB_FORMAT,
+        engine=ENGINE,
     )
 
 

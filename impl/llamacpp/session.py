@@ -73,7 +73,7 @@ class LlamaPolicySession:
             device=True,
             embeddings=True,
             partial_share=True,
-            blob_format="llama.cpp",
+            engine="llama.cpp",
         )
 
     def decode(self, batch: Batch) -> Decoded:

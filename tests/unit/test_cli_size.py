@@ -69,7 +69,7 @@ def test_the_kinds_are_one_object_for_scripts(capsys: pytest.CaptureFixture[str]
     kinds = json.loads(shown(["size", "--json"], capsys))["kinds"]
     assert [kind["kind"] for kind in kinds] == list(KINDS)
     assert kinds[0]["parts"][1] == {
-        "part": "s", "per": "cell", "title": "recurrent", "formula": "n_embd * wkv_head_size", "elements": 131_072, "row_bytes": 524_288,
+        "part": "s", "per": "state", "title": "recurrent", "formula": "n_embd * wkv_head_size", "elements": 131_072, "row_bytes": 524_288,
     }  # fmt: skip
 
 

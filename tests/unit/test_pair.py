@@ -105,7 +105,7 @@ def test_positions_of_any_sequence_are_compared() -> None:
     verdict = compared(ROLLBACK, {2: and_grow(1)}, {})
     assert (verdict.kind, verdict.operation_index, verdict.sequence, verdict.position) == ("wrong-position", 2, 1, 5)
     assert verdict.relation == "other"
-    assert verdict.reason == "sequence 1 begins and ends at ours: (0, 5); theirs: (0, 4)"
+    assert verdict.reason == "sequence 1 is at positions 0 to 5 in ours, at positions 0 to 4 in theirs"
 
 
 def test_the_first_difference_decides() -> None:
@@ -220,7 +220,7 @@ def test_common_capabilities_are_what_both_can_do() -> None:
 
 
 def test_sessions_that_keep_different_numbers_of_snapshots_differ() -> None:
-    own, other = ScriptedTarget(), ScriptedTarget(capabilities={"n_rs_seq": 1})
+    own, other = ScriptedTarget(capabilities={"engine": "x"}), ScriptedTarget(capabilities={"engine": "x", "n_rs_seq": 1})
     with Pair(own, other) as pair:
         pair.set_noise(QUIET)
         verdict = pair.try_program(parse_program("model lfm2; decode 0:2")).verdict
@@ -228,6 +228,32 @@ def test_sessions_that_keep_different_numbers_of_snapshots_differ() -> None:
         assert (verdict.kind, verdict.operation_index) == ("false-success", None)
         assert verdict.reason == "snapshots (n_rs_seq) that a session keeps, scripted: 3; scripted: 1"
         assert pair.try_program(later).verdict.operation_index == 1
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("", "ok"), ("x", "wrong-position")])
+def test_first_positions_are_compared_where_both_are_of_one_engine(engine: str, kind: str) -> None:
+    text = "decode 0:4"
+    runs = [followed(text, {}, Manner(True, (declared(engine=engine),)))[0] for _ in range(2)]
+    step = runs[0].steps[0]
+    moved = msgspec.structs.replace(step, positions=((3, 3), *step.positions[1:]))
+    own = msgspec.structs.replace(runs[0], steps=(moved,))
+    assert compare(parse_program(f"model lfm2; {text}"), own, runs[1], 1e-4, NAMES).kind == kind
+
+
+def test_a_sequence_without_a_first_position_differs_from_one_with_it() -> None:
+    text = "decode 0:4"
+    run = followed(text, {})[0]
+    emptied = msgspec.structs.replace(run.steps[0], positions=((-1, 3), *run.steps[0].positions[1:]))
+    assert (
+        compare(parse_program(f"model lfm2; {text}"), msgspec.structs.replace(run, steps=(emptied,)), run, 1e-4, NAMES).kind
+        == "wrong-position"
+    )
+
+
+def test_other_engines_may_keep_other_numbers_of_snapshots() -> None:
+    with Pair(ScriptedTarget(), ScriptedTarget(capabilities={"n_rs_seq": 1})) as pair:
+        pair.set_noise(QUIET)
+        assert pair.try_program(parse_program("model lfm2; decode 0:2")).verdict.kind == "ok"
 
 
 # --- deaths ------------------------------------------------------------------------------------------------------------------

@@ -92,6 +92,12 @@ def test_a_row_that_is_no_whole_number_of_blocks_is_refused(element_type: str) -
         row_bytes(80, element_type)
 
 
+def test_every_head_must_be_a_whole_number_of_blocks() -> None:
+    layers = [StateLayers(1, "attention", {"n_head_kv": 8, "head_dim": 100})]
+    with pytest.raises(UsageError, match="a head of 100"):
+        size_of(layers, CacheSize(kv="q8_0"))
+
+
 def test_states_have_a_type_of_their_own() -> None:
     full = size_of([DELTA_NETS, ATTENTION], ACCOUNT)
     half = size_of([DELTA_NETS, ATTENTION], CacheSize(n_seq_max=4, n_rs_seq=0, n_ctx=8192, kv="f16", state="f16"))
@@ -175,7 +181,7 @@ def test_a_batch_writes_a_row_for_each_of_its_newest_tokens(token_count: int, wr
 def test_a_family_says_the_same_of_its_layers_as_of_its_rows(family: str) -> None:
     facts = FAMILIES[family]
     layers = facts.state_layers(facts.defaults)
-    recurrent = [group for group in layers if KINDS[group.kind].parts[0].per == "cell"]
+    recurrent = [group for group in layers if KINDS[group.kind].parts[0].per == "state"]
     assert sum(group.count for group in recurrent) == len(facts.recurrent_layers(facts.defaults))
     assert sum(group.count for group in layers) - sum(group.count for group in recurrent) == len(facts.attention_layers(facts.defaults))
     for group in recurrent:
