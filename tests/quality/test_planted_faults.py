@@ -36,9 +36,11 @@ def test_a_planted_fault_is_found_and_reduced(name: str, tmp_path: Path, monkeyp
         assert finding.reproduced == finding.reruns, program_text(finding.program)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("attribute", ["TARGET", "RING", "RING_WITHOUT_SNAPSHOTS"])
-def test_the_sound_twin_stays_silent(attribute: str, family: str) -> None:
-    campaign = run_campaign(Settings(f"statedrift.targets.numba:{attribute}", (family,), programs=PROGRAMS))
+TWINS = [(target, family) for target in ("numba", "numba-ring") for family in FAMILIES]
+
+
+@pytest.mark.parametrize(("target", "family"), [*TWINS, ("statedrift.targets.numba:RING_WITHOUT_SNAPSHOTS", "lfm2")])
+def test_the_sound_twin_stays_silent(target: str, family: str) -> None:
+    campaign = run_campaign(Settings(target, (family,), programs=PROGRAMS))
     assert campaign.findings == ()
     assert campaign.account.verdicts == {"ok": PROGRAMS}
