@@ -72,7 +72,8 @@ def fuzz(
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--seconds", help="Seconds to look for, and to reduce what is found (60 unless --programs is given); measuring the noise first is not counted."
+            "--seconds",
+            help="Seconds to look for, and to reduce what is found (60 unless --programs is given); measuring the noise first is not counted.",
         ),
     ] = None,
     programs: Annotated[int | None, typer.Option("--programs", min=1, help="How many programs to try.")] = None,

@@ -8,6 +8,7 @@ Rules
 """
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 
@@ -40,7 +41,9 @@ _NOTE_INDENT_MAX = 48
 
 
 def line_width() -> int:
-    """Characters of a line: as many as the terminal has, within bounds."""
+    """Characters of a line: as many as the terminal has, within bounds; what goes into a pipe or a file is always the same."""
+    if not sys.stdout.isatty():
+        return WIDTH
     return max(WIDTH_MIN, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
 
 

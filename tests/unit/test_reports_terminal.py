@@ -234,3 +234,15 @@ def test_the_module_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     campaign_text(Campaign(ACCOUNT, (FINDING,)), replay_of, script_of)
     assert capsys.readouterr() == ("", "")
     assert terminal.plural(1, "program") == "1 program"
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(40, 60), (80, 80), (200, 100)])
+def test_lines_are_as_wide_as_the_terminal_within_bounds(columns: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert terminal.line_width() == expected
+
+
+def test_lines_into_a_pipe_are_always_as_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert terminal.line_width() == terminal.WIDTH
