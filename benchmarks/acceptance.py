@@ -16,7 +16,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import msgspec
-from statedrift.cli.throughput import machine_facts
+from statedrift.cli.throughput import machine_facts, markdown_table
 from statedrift.fuzz.retrace import retrace
 from statedrift.fuzz.shards import settled_heap, shard_programs
 from statedrift.fuzz.trial import Bench, Trial
@@ -98,16 +98,11 @@ def report_markdown(measured: dict[str, Counter[str]], rollbacks: int) -> str:
         "Written by `python benchmarks/acceptance.py --write FILE`. "
         f"Shares of {rollbacks:,} rollbacks of a part of a sequence on each target, in a campaign's programs over\n"
         f"{', '.join(FAMILIES)}: n_rs_seq, sharing, batches and memory as they are drawn there. Each is followed by a token for every sequence.",
-        _table(("", *FATES), rows),
+        markdown_table(("", *FATES), rows),
         "## Measured on",
-        _table(("", ""), [list(fact) for fact in machine_facts()]),
+        markdown_table(("", ""), [list(fact) for fact in machine_facts()]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from statedrift.cli.throughput import machine_facts
+from statedrift.cli.throughput import machine_facts, markdown_table
 from statedrift.impl.batches import OK, SplitBatch, split
 from statedrift.impl.hybrid_cache import HybridCache
 from statedrift.impl.model import open_cache, prepared
@@ -304,23 +304,18 @@ def report_markdown(rows: Sequence[Row], whole: Sequence[WholeDecode], bounds: S
         "Written by `python benchmarks/bookkeeping.py --write FILE`. Microseconds of one call, the least of many, in one run; no forward, one\n"
         f"thread. `decode of {BATCH}` gives one token to each of {BATCH} sequences in a session of so many. Cells alone, then with a model's name\n"
         "the whole cache of that model; its share of separate attention pools copies keys and values, here of 4 tokens.",
-        _table(("", *(f"{count:,} sequences" for count in SESSIONS)), [[row.what, *(f"{cost:.2f}" for cost in row.microseconds)] for row in rows]),
+        markdown_table(("", *(f"{count:,} sequences" for count in SESSIONS)), [[row.what, *(f"{cost:.2f}" for cost in row.microseconds)] for row in rows]),
         "One token for every sequence of a session:",
-        _table(
+        markdown_table(
             ("", *(f"{count:,} sequences" for count in WHOLE_SESSIONS)),
             [[f"{name}: decode of all", *(f"{cost:.1f}" for cost in costs)] for name, costs in whole],
         ),
         "## Stated bounds",
-        _table(("bound", "measured", "holds"), [[b.stated, f"{b.measured:.2f}", "yes" if b.holds else "**no**"] for b in bounds]),
+        markdown_table(("bound", "measured", "holds"), [[b.stated, f"{b.measured:.2f}", "yes" if b.holds else "**no**"] for b in bounds]),
         "## Measured on",
-        _table(("", ""), [list(fact) for fact in machine_facts()]),
+        markdown_table(("", ""), [list(fact) for fact in machine_facts()]),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def cells_named(name: str) -> CellsClass:

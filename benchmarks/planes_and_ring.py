@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from statedrift.cli.throughput import machine_facts
+from statedrift.cli.throughput import machine_facts, markdown_table
 from statedrift.impl.cells import StrictCells
 from statedrift.impl.kernels import kernel
 from statedrift.impl.kernels.gated_delta_net import gated_delta_net
@@ -189,7 +189,7 @@ def report_markdown(decodes: Sequence[Comparison], kernels: Sequence[Comparison]
         "## Whole decodes",
         f"With a ring a decode costs at most {DECODE_RATIO_MAX:g} times what it costs with planes; where the present states fit the processor's caches but\n"
         f"not all their planes, as where there are 2 layers here, {BETWEEN_RATIO_MAX:g} times.",
-        _table(
+        markdown_table(
             ("", "MiB of states", "planes, µs", "ring, µs", "times", "holds"),
             [[_decode_title(one), _mib(size_of_model(MODELS[one.what]).session.recurrent), *_times(one, decode_holds(one))] for one in decodes],
         ),
@@ -197,12 +197,12 @@ def report_markdown(decodes: Sequence[Comparison], kernels: Sequence[Comparison]
         f"One token for {SEQUENCES} sequences in {KERNEL_LAYERS} layers, in place and from plane to plane: at most {KERNEL_RATIO_MAX:g} times as long, or as many times as\n"
         "the last line says, if that is more. It does nothing but double every number, and so shows what the memory asks: a processor\n"
         "does not wait for what it writes back in place, but it does for what it writes elsewhere.",
-        _table(
+        markdown_table(
             ("", "MiB of states", "in place, µs", "plane to plane, µs", "times", "holds"),
             [[one.what, _mib(kernel_rows_bytes), *_times(one, kernel_holds(one, kernels))] for one in kernels],
         ),
         "## Measured on",
-        _table(("", ""), [list(fact) for fact in machine_facts()]),
+        markdown_table(("", ""), [list(fact) for fact in machine_facts()]),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -217,11 +217,6 @@ def _mib(size_bytes: int) -> str:
 
 def _times(one: Comparison, holds: bool) -> list[str]:
     return [f"{one.planes:,.0f}", f"{one.ring:,.0f}", f"{one.ratio:.2f}", "yes" if holds else "**no**"]
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

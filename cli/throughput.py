@@ -274,19 +274,20 @@ def report_markdown(report: Report, facts: Sequence[tuple[str, str]]) -> str:
         "Written by `statedrift bench throughput --write FILE`. Rates are for one core, by the time it worked on it (parent and child process);\n"
         '"by the clock" is what a watch would say. Only shards are measured: generating, running, judging; no reduction. The naive way is a\n'
         "Hypothesis state machine over the same target that recomputes the log after every decode (fuzz/naive_baseline.py).",
-        _table(RATE_HEADINGS, rate_rows(report)),
+        markdown_table(RATE_HEADINGS, rate_rows(report)),
         "Where the time goes (shares of the wall time), and memory: the sum of the peaks of parent and child, and how much more was resident in\n"
         "the last quarter of the time than in the second.",
-        _table(TIME_HEADINGS, time_rows(report)),
+        markdown_table(TIME_HEADINGS, time_rows(report)),
         "\n".join(f"- {note}" for note in notes(report)),
         "## Stated bounds",
-        _table(("bound", "measured", "holds"), bounds),
+        markdown_table(("bound", "measured", "holds"), bounds),
         "## Measured on",
-        _table(("", ""), [list(fact) for fact in facts]),
+        markdown_table(("", ""), [list(fact) for fact in facts]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
