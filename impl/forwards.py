@@ -67,3 +67,20 @@ class PreparedModel(msgspec.Struct, frozen=True):
     window: int = 0
     windowed_layers: tuple[int, ...] = ()
     embedding_shape: tuple[int, ...] = (0,)
+
+
+def turned_keys(keys: np.ndarray, positions: np.ndarray, model: PreparedModel) -> np.ndarray:
+    """Keys turned on by so many positions, as if their tokens stood there; without a theta they are never turned.
+
+    keys       float32 [..., tokens, key heads, head_dim]
+    positions  int64 [tokens], may be negative
+    """
+    if not model.rope_theta:
+        return keys
+    channels = model.rotated_channels or keys.shape[-1]
+    half = channels // 2
+    angle = (positions[:, None] * model.rope_theta ** (-np.arange(half) / half))[:, None, :]
+    first, second = keys[..., :half].astype(np.float64), keys[..., half:channels].astype(np.float64)
+    cosine, sine = np.cos(angle), np.sin(angle)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return np.concatenate([*turned, keys[..., channels:]], axis=-1).astype(np.float32)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...spec.errors import EngineAbort
-from ..forwards import PreparedModel
+from ..forwards import PreparedModel, turned_keys
 from ..kernels.attention import Sight
 from ..memory import allocate
 from .batches import Ubatch
@@ -278,17 +278,8 @@ class LlamaAttentionCells:
             self._has_shift = [False] * len(self._has_shift)
 
     def _turn_keys(self) -> None:
-        theta = self._model.rope_theta
         moved = np.flatnonzero(self.shift.ravel() * (self.position.ravel() != NONE))
-        if not theta or not moved.size:
-            return
-        channels = self._model.rotated_channels or self._model.head_dim
-        half = channels // 2
-        angle = self.shift.ravel()[moved, None] * theta ** (-np.arange(half) / half)
-        cosine, sine = np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
-        first, second = self.keys[:, moved, :, :half].astype(np.float64), self.keys[:, moved, :, half:channels].astype(np.float64)
-        self.keys[:, moved, :, :half] = first * cosine - second * sine
-        self.keys[:, moved, :, half:channels] = second * cosine + first * sine
+        self.keys[:, moved] = turned_keys(self.keys[:, moved], self.shift.ravel()[moved], self._model)
 
     # --- saved states ------------------------------------------------------------------------------------------------------
 

@@ -72,11 +72,7 @@ class LlamaBatch:
         self._rows_of: dict[frozenset[int], list[int]] = {}
         for row, sequences in enumerate(owners):
             self._rows_of.setdefault(frozenset(sequences), []).append(row)
-        self.restart()
-
-    def restart(self) -> None:
-        """No token is used."""
-        self._used = [False] * len(self._tokens)
+        self._used = [False] * len(tokens)
 
     @property
     def is_used_up(self) -> bool:

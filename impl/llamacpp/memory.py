@@ -82,7 +82,6 @@ class LlamaMemory:
 
     def prepare(self, batch: LlamaBatch, hidden: bool) -> list[Placed] | None:
         """The ubatches of a batch with their slots, or None when it cannot be cut or does not fit. hidden: hidden states are asked for."""
-        batch.restart()
         ubatches = []
         keep_tail = self.n_rs_seq + 1 if self.n_rs_seq else 0
         sequential = not (self.attention and self._unified)
