@@ -129,26 +129,26 @@ def _apply(
     return free_count
 
 
-class StrictCells:
-    """The bookkeeping of one recurrent cache.
+class Cells:
+    """The bookkeeping of one recurrent cache: what every policy has.
 
     tail             int64 [sequences], the cell of a sequence, -1 when empty
     position         int64 [sequences], the index of its last token, -1 when empty
-    pending          int64 [sequences], the plane that is read next: how many tokens were taken back since the cell was written
     reference_count  int64 [cells], sequences that point at a cell
-    valid_planes     int64 [cells], snapshots beyond plane 0 that hold what their number says
     free_cells       int64 [cells], a stack of which the first `free_count` are free
+
+    A policy says how it plans and applies batches, how far back a sequence can go (`reach`), where its states are (`rows_of`), and
+    what else it knows of a sequence (`own`): a share copies it, a drop makes it 0.
     """
 
-    guarantee: Guarantee = "draft"
+    guarantee: Guarantee
+    own: tuple[np.ndarray, ...]
 
     def __init__(self, n_seq_max: int, n_rs_seq: int) -> None:
         self.planes = 1 + n_rs_seq
         self.tail = np.full(n_seq_max, NONE, np.int64)
         self.position = np.full(n_seq_max, NONE, np.int64)
-        self.pending = np.zeros(n_seq_max, np.int64)
         self.reference_count = np.zeros(n_seq_max, np.int64)
-        self.valid_planes = np.zeros(n_seq_max, np.int64)
         self.free_cells = np.arange(n_seq_max - 1, -1, -1, dtype=np.int64)
         self.free_count = n_seq_max
 
@@ -160,37 +160,36 @@ class StrictCells:
     @property
     def tail_size(self) -> int:
         """Newest tokens of a sequence that a ubatch has to hold together."""
-        return self.planes
+        raise NotImplementedError
 
     def plan(self, batch: SplitBatch) -> Plan:
         """Where every segment of `batch` reads and writes. It always fits."""
-        plan: Plan = _plan(
-            batch.segment_sequence, batch.segment_start, self.tail, self.pending, self.reference_count, self.free_cells, self.free_count,
-            self.planes,
-        )  # fmt: skip
-        return plan
+        raise NotImplementedError
 
     def apply(self, batch: SplitBatch, plan: Plan) -> Copies:
         """Make `plan`, made for `batch` from the present state, true. What is returned has to be copied before the batch runs."""
-        self.free_count = _apply(
-            batch.segment_sequence, batch.segment_start, plan.cell, self.tail, self.position, self.pending,
-            self.reference_count, self.valid_planes, self.free_count, self.planes,
-        )  # fmt: skip
-        return NO_COPIES
+        raise NotImplementedError
 
     def reach(self, sequence: int) -> int:
         """How many tokens of `sequence` can be taken back."""
-        cell = self.tail[sequence]
-        return 0 if cell == NONE else int(self.valid_planes[cell] - self.pending[sequence])
+        raise NotImplementedError
+
+    def rows_of(self, sequence: int, state_count: int = 1) -> np.ndarray:
+        """The rows of the newest states of a sequence that is not empty, the present one first; int64 [state_count], at most 1 + reach."""
+        raise NotImplementedError
 
     def rollback(self, sequence: int, token_count: int) -> str | None:
         """Take back the newest `token_count` tokens, fewer than there are; the reason when it is refused."""
         reach = self.reach(sequence)
         if token_count > reach:
             return f"cannot take back {token_count}: the snapshots of sequence {sequence} reach {reach} back"
-        self.pending[sequence] += token_count
+        self._go_back(sequence, token_count)
         self.position[sequence] -= token_count
         return None
+
+    def _go_back(self, sequence: int, token_count: int) -> None:
+        """Let the present state be the one `token_count` tokens back, at most as far as it reaches."""
+        raise NotImplementedError
 
     def drop(self, sequence: int) -> None:
         """Empty the sequence; its cell is free when nobody else points at it."""
@@ -203,10 +202,11 @@ class StrictCells:
             self.free_count += 1
         self.tail[sequence] = NONE
         self.position[sequence] = NONE
-        self.pending[sequence] = 0
+        for values in self.own:
+            values[sequence] = 0
 
     def share(self, source: int, destination: int) -> None:
-        """Point `destination` at what `source` holds, its pending rollback included; what it held is dropped."""
+        """Point `destination` at what `source` holds, what it can go back to included; what it held is dropped."""
         if source == destination:
             return
         self.drop(destination)
@@ -215,11 +215,8 @@ class StrictCells:
             self.reference_count[cell] += 1
         self.tail[destination] = cell
         self.position[destination] = self.position[source]
-        self.pending[destination] = self.pending[source]
-
-    def rows_of(self, sequence: int, state_count: int = 1) -> np.ndarray:
-        """The rows of the newest states of a sequence that is not empty, the present one first; int64 [state_count], at most 1 + reach."""
-        return (int(self.pending[sequence]) + np.arange(state_count)) * len(self.tail) + int(self.tail[sequence])
+        for values in self.own:
+            values[destination] = values[source]
 
     def place(self, sequence: int, position: int, depth: int = 0) -> np.ndarray:
         """Give `sequence`, whatever it held, a cell of its own for a state at `position` and `depth` states before it; returns their rows, as `rows_of`."""
@@ -227,7 +224,58 @@ class StrictCells:
         self.free_count -= 1
         cell = int(self.free_cells[self.free_count])
         self.reference_count[cell] = 1
-        self.valid_planes[cell] = depth
         self.tail[sequence] = cell
         self.position[sequence] = position
+        self._begin(sequence, depth)
         return self.rows_of(sequence, depth + 1)
+
+    def _begin(self, sequence: int, depth: int) -> None:
+        """Note that the sequence has `depth` states before its present one, in a cell of its own."""
+        raise NotImplementedError
+
+
+class StrictCells(Cells):
+    """Planes.
+
+    pending       int64 [sequences], the plane that is read next: how many tokens were taken back since the cell was written
+    valid_planes  int64 [cells], snapshots beyond plane 0 that hold what their number says
+    """
+
+    guarantee: Guarantee = "draft"
+
+    def __init__(self, n_seq_max: int, n_rs_seq: int) -> None:
+        super().__init__(n_seq_max, n_rs_seq)
+        self.pending = np.zeros(n_seq_max, np.int64)
+        self.valid_planes = np.zeros(n_seq_max, np.int64)
+        self.own = (self.pending,)
+
+    @property
+    def tail_size(self) -> int:
+        return self.planes
+
+    def plan(self, batch: SplitBatch) -> Plan:
+        plan: Plan = _plan(
+            batch.segment_sequence, batch.segment_start, self.tail, self.pending, self.reference_count, self.free_cells, self.free_count,
+            self.planes,
+        )  # fmt: skip
+        return plan
+
+    def apply(self, batch: SplitBatch, plan: Plan) -> Copies:
+        self.free_count = _apply(
+            batch.segment_sequence, batch.segment_start, plan.cell, self.tail, self.position, self.pending,
+            self.reference_count, self.valid_planes, self.free_count, self.planes,
+        )  # fmt: skip
+        return NO_COPIES
+
+    def reach(self, sequence: int) -> int:
+        cell = self.tail[sequence]
+        return 0 if cell == NONE else int(self.valid_planes[cell] - self.pending[sequence])
+
+    def rows_of(self, sequence: int, state_count: int = 1) -> np.ndarray:
+        return (int(self.pending[sequence]) + np.arange(state_count)) * len(self.tail) + int(self.tail[sequence])
+
+    def _go_back(self, sequence: int, token_count: int) -> None:
+        self.pending[sequence] += token_count
+
+    def _begin(self, sequence: int, depth: int) -> None:
+        self.valid_planes[self.tail[sequence]] = depth

@@ -18,12 +18,11 @@ from ..spec.models import Model, check_seed
 from ..spec.weights import weights_of
 from . import lfm2, mamba2, nemotron_h, qwen35
 from .attention_cache import AttentionCache, attention_bytes
-from .cells import StrictCells
+from .cells import Cells, StrictCells
 from .forwards import Memory, PreparedModel
 from .hybrid_cache import HybridCache
 from .memory import FLOAT_BYTES, allocate
 from .recurrent_cache import RecurrentCache
-from .ring import RingCells
 
 FAMILY_FORWARDS = {"mamba2": mamba2, "lfm2": lfm2, "lfm2_swa": lfm2, "nemotron_h": nemotron_h, "qwen35": qwen35}
 SESSION_BYTES_MAX = 1 << 30
@@ -83,7 +82,7 @@ def check_session(model: PreparedModel, configuration: CacheConfiguration) -> No
 
 
 def open_cache(
-    model: PreparedModel, configuration: CacheConfiguration, cells_class: type[StrictCells] | type[RingCells] = StrictCells
+    model: PreparedModel, configuration: CacheConfiguration, cells_class: type[Cells] = StrictCells
 ) -> tuple[HybridCache, Memory]:
     """New, empty caches for a checked configuration, and their arrays. Memory is zero, or NaN when the configuration says poison."""
     poison = configuration.start == "poison"

@@ -14,13 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .batches import SplitBatch
-from .cells import Plan, StrictCells
+from .cells import Cells, Plan
 from .kernels.rows import copy_rows, zero_rows
 from .memory import allocate
-from .ring import RingCells
-
-Cells = StrictCells | RingCells
-"""Both have the same named methods."""
 
 
 class States(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..spec.target import Guarantee
 from .batches import SplitBatch
-from .cells import NONE, Copies, Plan
+from .cells import NONE, Cells, Copies, Plan
 from .kernels import kernel
 
 
@@ -120,48 +120,32 @@ def _apply(
     return free_count, source[:copied], target[:copied]
 
 
-class RingCells:
-    """The bookkeeping of one recurrent cache; see `StrictCells` for the methods, which are the same.
+class RingCells(Cells):
+    """A ring of planes.
 
-    tail             int64 [sequences], the cell of a sequence, -1 when empty
-    position         int64 [sequences], the index of its last token, -1 when empty
-    base             int64 [sequences], the plane that holds its state
-    depth            int64 [sequences], how many tokens can be taken back
-    reference_count  int64 [cells], sequences that point at a cell
-    free_cells       int64 [cells], a stack of which the first `free_count` are free
+    base   int64 [sequences], the plane that holds its state
+    depth  int64 [sequences], how many tokens can be taken back
     """
 
     guarantee: Guarantee = "any"
 
     def __init__(self, n_seq_max: int, n_rs_seq: int) -> None:
-        self.planes = 1 + n_rs_seq
-        self.tail = np.full(n_seq_max, NONE, np.int64)
-        self.position = np.full(n_seq_max, NONE, np.int64)
+        super().__init__(n_seq_max, n_rs_seq)
         self.base = np.zeros(n_seq_max, np.int64)
         self.depth = np.zeros(n_seq_max, np.int64)
-        self.reference_count = np.zeros(n_seq_max, np.int64)
-        self.free_cells = np.arange(n_seq_max - 1, -1, -1, dtype=np.int64)
-        self.free_count = n_seq_max
-
-    @property
-    def row_count(self) -> int:
-        """Rows a layer."""
-        return self.planes * len(self.tail)
+        self.own = (self.base, self.depth)
 
     @property
     def tail_size(self) -> int:
-        """Newest tokens of a sequence that a ubatch has to hold together."""
         return 1
 
     def plan(self, batch: SplitBatch) -> Plan:
-        """Where every segment of `batch` reads and writes. It always fits."""
         plan: Plan = _plan(
             batch.segment_sequence, batch.segment_start, self.tail, self.base, self.reference_count, self.free_cells, self.free_count, self.planes
         )  # fmt: skip
         return plan
 
     def apply(self, batch: SplitBatch, plan: Plan) -> Copies:
-        """Make `plan`, made for `batch` from the present state, true. What is returned has to be copied before the batch runs."""
         self.free_count, source, target = _apply(
             batch.segment_sequence, batch.segment_start, plan.cell, self.tail, self.position, self.base, self.depth,
             self.reference_count, self.free_count, self.planes,
@@ -169,59 +153,15 @@ class RingCells:
         return Copies(source, target)
 
     def reach(self, sequence: int) -> int:
-        """How many tokens of `sequence` can be taken back."""
         return int(self.depth[sequence])
 
-    def rollback(self, sequence: int, token_count: int) -> str | None:
-        """Take back the newest `token_count` tokens, fewer than there are; the reason when it is refused."""
-        depth = int(self.depth[sequence])
-        if token_count > depth:
-            return f"cannot take back {token_count}: the snapshots of sequence {sequence} reach {depth} back"
-        self.base[sequence] = (self.base[sequence] - token_count) % self.planes
-        self.depth[sequence] = depth - token_count
-        self.position[sequence] -= token_count
-        return None
-
-    def drop(self, sequence: int) -> None:
-        """Empty the sequence; its cell is free when nobody else points at it."""
-        cell = self.tail[sequence]
-        if cell == NONE:
-            return
-        self.reference_count[cell] -= 1
-        if self.reference_count[cell] == 0:
-            self.free_cells[self.free_count] = cell
-            self.free_count += 1
-        self.tail[sequence] = NONE
-        self.position[sequence] = NONE
-        self.depth[sequence] = 0
-
-    def share(self, source: int, destination: int) -> None:
-        """Point `destination` at what `source` holds, its snapshots included; what it held is dropped."""
-        if source == destination:
-            return
-        self.drop(destination)
-        cell = self.tail[source]
-        if cell != NONE:
-            self.reference_count[cell] += 1
-        self.tail[destination] = cell
-        self.position[destination] = self.position[source]
-        self.base[destination] = self.base[source]
-        self.depth[destination] = self.depth[source]
-
     def rows_of(self, sequence: int, state_count: int = 1) -> np.ndarray:
-        """The rows of the newest states of a sequence that is not empty, the present one first; int64 [state_count], at most 1 + reach."""
-        return self._rows(int(self.tail[sequence]), int(self.base[sequence]), state_count)
+        planes: np.ndarray = (int(self.base[sequence]) - np.arange(state_count)) % self.planes
+        return planes * len(self.tail) + int(self.tail[sequence])
 
-    def place(self, sequence: int, position: int, depth: int = 0) -> np.ndarray:
-        """Give `sequence`, whatever it held, a cell of its own for a state at `position` and `depth` states before it; returns their rows, as `rows_of`."""
-        self.drop(sequence)
-        self.free_count -= 1
-        cell = int(self.free_cells[self.free_count])
-        self.reference_count[cell] = 1
-        self.tail[sequence] = cell
-        self.position[sequence] = position
+    def _go_back(self, sequence: int, token_count: int) -> None:
+        self.base[sequence] = (self.base[sequence] - token_count) % self.planes
+        self.depth[sequence] -= token_count
+
+    def _begin(self, sequence: int, depth: int) -> None:
         self.base[sequence] = self.depth[sequence] = depth
-        return self._rows(cell, depth, depth + 1)
-
-    def _rows(self, cell: int, base: int, state_count: int) -> np.ndarray:
-        return (base - np.arange(state_count)) % self.planes * len(self.tail) + cell

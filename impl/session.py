@@ -19,12 +19,11 @@ from ..spec.operations import OPEN
 from ..spec.target import Batch, Capabilities, Decoded, StateRow
 from ..spec.verdicts import ACCEPTED, Outcome, refused
 from .batches import OK, POSITION_NOT_NEXT, SEQUENCE_OUT_OF_RANGE, SplitBatch, split, ubatch_tokens
-from .cells import Plan, StrictCells
+from .cells import Cells, Plan, StrictCells
 from .coupled import Phase, phases_of
-from .forwards import PreparedModel
+from .forwards import turned_keys
 from .hybrid_cache import POSITION_MAX
 from .model import check_session, open_cache, prepared
-from .ring import RingCells
 from .saved_state import pack, pack_session, unpack, unpack_session
 
 N_BATCH = 4096
@@ -46,7 +45,7 @@ class NumbaSession:
         self,
         model: Model,
         configuration: CacheConfiguration,
-        cells_class: type[StrictCells] | type[RingCells] = StrictCells,
+        cells_class: type[Cells] = StrictCells,
         saves_snapshots: bool = False,
     ) -> None:
         """saves_snapshots: a save takes along the states that its sequence can go back to.
@@ -275,7 +274,13 @@ class NumbaSession:
         for index, layer in enumerate(model.attention_layers if state.keys is not None else ()):
             assert state.keys is not None
             assert state.values is not None
-            rows.append(StateRow(layer, "attention", np.stack([_rotated_back(state.keys[index], model), state.values[index]])))
+            rows.append(
+                StateRow(
+                    layer,
+                    "attention",
+                    np.stack([turned_keys(state.keys[index], -np.arange(state.token_count), model), state.values[index]]),
+                )
+            )
         return sorted(rows, key=lambda row: row.layer)
 
     def close(self) -> None:
@@ -329,16 +334,3 @@ class NumbaSession:
 
 def _outcome(reason: str | None) -> Outcome:
     return ACCEPTED if reason is None else refused(reason)
-
-
-def _rotated_back(keys: np.ndarray, model: PreparedModel) -> np.ndarray:
-    """Keys [tokens, key heads, head_dim] before their rotation by position; float32. Without a theta they were never rotated."""
-    if not model.rope_theta:
-        return keys
-    rotated_channels = model.rotated_channels or keys.shape[-1]
-    half = rotated_channels // 2
-    angle = (np.arange(len(keys))[:, None] * model.rope_theta ** (-np.arange(half) / half))[:, None, :]
-    first, second = keys[..., :half].astype(np.float64), keys[..., half:rotated_channels].astype(np.float64)
-    cosine, sine = np.cos(angle), np.sin(angle)
-    turned_back = [first * cosine + second * sine, second * cosine - first * sine]
-    return np.concatenate([*turned_back, keys[..., rotated_channels:]], axis=-1).astype(np.float32)

@@ -27,7 +27,10 @@ class PlantedFault(NamedTuple):
 
 FAULTS = {
     "plane_numbering_reversed": PlantedFault(
-        "cells.py", "self.pending[sequence] += token_count\n", "self.pending[sequence] += reach + 1 - token_count\n", "mamba2"
+        "cells.py",
+        "self.pending[sequence] += token_count\n",
+        "self.pending[sequence] += self.reach(sequence) + 1 - token_count\n",
+        "mamba2",
     ),
     "shared_cell_written_in_place": PlantedFault(
         "cells.py", "reference_count[old] - departed[old] == 1", "reference_count[old] - departed[old] >= 1", "mamba2"
@@ -62,7 +65,9 @@ FAULTS = {
 
 _TARGET = """
 from statedrift.targets.numba import NumbaTarget
-from {package}.session import NumbaSession, {cells}
+from {package}.cells import StrictCells
+from {package}.ring import RingCells
+from {package}.session import NumbaSession
 
 class PlantedTarget(NumbaTarget):
     name = "{package}"
