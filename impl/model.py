@@ -8,15 +8,18 @@ Rules
 
 import functools
 import hashlib
+import importlib
+import importlib.util
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 from ..spec.configuration import CacheConfiguration, check_configuration
 from ..spec.errors import UsageError
 from ..spec.families import dimensions_of, family_of
+from ..spec.families.family import Dimensions, Weights
 from ..spec.models import Model, check_seed
 from ..spec.weights import weights_of
-from . import lfm2, mamba2, nemotron_h, qwen35
 from .attention_cache import AttentionCache, attention_bytes
 from .cells import Cells, StrictCells
 from .forwards import Memory, PreparedModel
@@ -24,8 +27,29 @@ from .hybrid_cache import HybridCache
 from .memory import FLOAT_BYTES, allocate
 from .recurrent_cache import RecurrentCache
 
-FAMILY_FORWARDS = {"mamba2": mamba2, "lfm2": lfm2, "lfm2_swa": lfm2, "nemotron_h": nemotron_h, "qwen35": qwen35}
 SESSION_BYTES_MAX = 1 << 30
+
+
+class FamilyModule(Protocol):
+    """What the module of a family's forward has.
+
+    prepare  the family's weights as `forward` uses them: its own tuple of arrays
+    shapes   of state rows and attention cells: the fields of `PreparedModel` that the family decides
+    forward  compiled, see `PreparedModel`
+    """
+
+    forward: Callable[..., None]
+
+    def prepare(self, dimensions: Dimensions, weights: Weights) -> Any: ...
+    def shapes(self, dimensions: Dimensions) -> dict[str, Any]: ...
+
+
+def _forward_module(name: str) -> FamilyModule:
+    """The module beside this one; imported when it is first asked for, since importing declares its kernels."""
+    full_name = f"{__package__}.{name}"
+    if importlib.util.find_spec(full_name) is None:
+        raise UsageError(f"there is no forward `{name}` in {__package__}; only an engine runs this family")
+    return cast(FamilyModule, importlib.import_module(full_name))
 
 
 @functools.lru_cache(maxsize=32)
@@ -34,9 +58,7 @@ def prepared(model: Model) -> PreparedModel:
     check_seed(model.seed)
     family = family_of(model)
     dimensions = dict(dimensions_of(model))
-    code: Any = FAMILY_FORWARDS.get(model.family)
-    if code is None:
-        raise UsageError(f"target numba has no family `{model.family}`; it has {', '.join(FAMILY_FORWARDS)}")
+    code = _forward_module(family.forward_module)
     described = f"{model.family},{model.seed},{sorted(dimensions.items())}"
     return PreparedModel(
         fingerprint=hashlib.blake2b(described.encode(), digest_size=16).hexdigest(),

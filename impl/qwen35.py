@@ -19,12 +19,13 @@ from .batches import SplitBatch
 from .cells import Plan
 from .forwards import FULL, Memory, Sights
 from .kernels import kernel
-from .kernels.arithmetic import exponential, silu, softplus
+from .kernels.arithmetic import sigmoid, silu, softplus
 from .kernels.attention import remember_and_attend
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import (
     add_rows,
     embed,
+    gate_by_sigmoid,
     gated_linear_unit,
     linear,
     rms_norm,
@@ -173,16 +174,7 @@ def _rates(step: np.ndarray, step_bias: np.ndarray, a: np.ndarray, beta: np.ndar
     for token in range(step.shape[0]):
         for head in range(step.shape[1]):
             step[token, head] = a[head] * softplus(step[token, head] + step_bias[head])
-            beta[token, head] = _ONE / (_ONE + exponential(-beta[token, head]))
-
-
-@kernel
-def _gate_by_sigmoid(gate: np.ndarray, value: np.ndarray) -> None:
-    """value *= sigmoid(gate), float32 [tokens, channels] both."""
-    for token in range(gate.shape[0]):
-        source, result = gate[token], value[token]
-        for i in range(source.size):
-            result[i] = result[i] / (_ONE + exponential(-source[i]))
+            beta[token, head] = sigmoid(beta[token, head])
 
 
 @kernel
@@ -288,7 +280,7 @@ def forward(
             remember_and_attend(
                 query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
             )
-            _gate_by_sigmoid(query_gate, mixed)
+            gate_by_sigmoid(query_gate, mixed)
             linear(mixed, weights.attention_out_projection[place], normed)
         add_rows(normed, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)

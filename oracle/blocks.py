@@ -17,6 +17,18 @@ def root_mean_square_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float)
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
 
 
+def expert_mixture(x: torch.Tensor, shares: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Every expert's gated linear unit, added up by shares: all experts are used, so that nothing is selected.
+
+    x         float64 [nodes, n_embd]
+    shares    float64 [nodes, experts]
+    gate, up  float64 [experts, n_ff, n_embd]
+    down      float64 [experts, n_embd, n_ff]
+    """
+    inner = torch.nn.functional.silu(torch.einsum("nc,efc->nef", x, gate)) * torch.einsum("nc,efc->nef", x, up)
+    return torch.einsum("nef,ecf,ne->nc", inner, down, shares)
+
+
 def windows(x: torch.Tensor, forest: Forest, first: int, count: int) -> list[torch.Tensor]:
     """The values `first`, `first + 1`, ... tokens before each node, zero before the log began; float64 [nodes, channels] each."""
     padded = torch.cat((x, x.new_zeros(1, x.shape[1])))

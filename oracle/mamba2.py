@@ -70,6 +70,11 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
     return hidden
 
 
+def final_norm(weights: Tensors, hidden: torch.Tensor) -> torch.Tensor:
+    """The norm before the output projection; float64 [nodes, n_embd]."""
+    return root_mean_square_norm(hidden, weights["output_norm"], NORM_EPSILON)
+
+
 def mixer(
     dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
 ) -> torch.Tensor:

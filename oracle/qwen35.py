@@ -84,6 +84,11 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
     return hidden
 
 
+def final_norm(weights: Tensors, hidden: torch.Tensor) -> torch.Tensor:
+    """The norm before the output projection; float64 [nodes, n_embd]."""
+    return root_mean_square_norm(hidden, weights["output_norm"], NORM_EPSILON)
+
+
 def _delta_net(
     dimensions: Dimensions,
     weights: Tensors,

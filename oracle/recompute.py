@@ -7,23 +7,19 @@ Rules
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module, util
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 
-from ..spec.families import Dimensions, dimensions_of
-from ..spec.families.lfm2 import NORM_EPSILON as LFM2_NORM_EPSILON
-from ..spec.families.mamba2 import NORM_EPSILON as MAMBA2_NORM_EPSILON
-from ..spec.families.nemotron_h import NORM_EPSILON as NEMOTRON_H_NORM_EPSILON
-from ..spec.families.qwen35 import NORM_EPSILON as QWEN35_NORM_EPSILON
+from ..spec.errors import UsageError
+from ..spec.families import Dimensions, dimensions_of, family_of
 from ..spec.models import Model
 from ..spec.target import StateRow
 from ..spec.weights import weights_of
-from . import lfm2, mamba2, nemotron_h, qwen35
-from .blocks import root_mean_square_norm
 from .forest import Forest, leaf_logs, plan
 from .trace import Trace, TracedPart
 
@@ -59,26 +55,33 @@ class Traced(NamedTuple):
     parts: list[TracedPart]
 
 
-class FamilyForward(NamedTuple):
-    """What the recompute needs of a family: functions of its dimensions and its weights."""
+class FamilyForward(Protocol):
+    """What the module of a family's forward has: functions of its dimensions and of its weights, float64 tensors by name.
 
-    window: Callable[[Dimensions], int]
-    channels: Callable[[Dimensions], int]
-    heads: Callable[[Dimensions], int]
-    norm_epsilon: float
-    prepared: Callable[[Dimensions, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-    hidden_states: Callable[..., torch.Tensor]
+    window         nodes that its convolutions look at, the current one included; at least 2 where something asks for a node's parent
+    channels       width of the widest activation of one token
+    heads          of its widest query-by-key form
+    prepared       the weights as `hidden_states` uses them; `output` is [n_embd, n_vocab]
+    hidden_states  of every node of a forest before the final norm, float64 [nodes, n_embd]; a trace takes down the states of its logs
+    final_norm     of some of them, float64 [nodes, n_embd]: what `outputs=embeddings` shows, and `output` is applied to
+    """
+
+    def window(self, dimensions: Dimensions) -> int: ...
+    def channels(self, dimensions: Dimensions) -> int: ...
+    def heads(self, dimensions: Dimensions) -> int: ...
+    def prepared(self, dimensions: Dimensions, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+    def hidden_states(
+        self, dimensions: Dimensions, weights: Mapping[str, torch.Tensor], forest: Forest, trace: Trace | None
+    ) -> torch.Tensor: ...
+    def final_norm(self, weights: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-FORWARDS = {
-    "mamba2": FamilyForward(mamba2.window, mamba2.channels, mamba2.heads, MAMBA2_NORM_EPSILON, mamba2.prepared, mamba2.hidden_states),
-    "lfm2": FamilyForward(lfm2.window, lfm2.channels, lfm2.heads, LFM2_NORM_EPSILON, lfm2.prepared, lfm2.hidden_states),
-    "lfm2_swa": FamilyForward(lfm2.window, lfm2.channels, lfm2.heads, LFM2_NORM_EPSILON, lfm2.prepared, lfm2.hidden_states),
-    "nemotron_h": FamilyForward(
-        nemotron_h.window, nemotron_h.channels, nemotron_h.heads, NEMOTRON_H_NORM_EPSILON, nemotron_h.prepared, nemotron_h.hidden_states
-    ),
-    "qwen35": FamilyForward(qwen35.window, qwen35.channels, qwen35.heads, QWEN35_NORM_EPSILON, qwen35.prepared, qwen35.hidden_states),
-}
+def forward_of(model: Model) -> FamilyForward:
+    """The module of its family's forward, beside this one; imported when it is first asked for. Raises UsageError where there is none."""
+    name = f"{__package__}.{family_of(model).forward_module}"
+    if util.find_spec(name) is None:
+        raise UsageError(f"the oracle has no forward of family {model.family}; judge it with `--oracle engine`")
+    return cast(FamilyForward, import_module(name))
 
 
 class Recompute:
@@ -86,7 +89,7 @@ class Recompute:
 
     def __init__(self, model: Model) -> None:
         self._dimensions = dimensions_of(model)
-        self._forward = FORWARDS[model.family]
+        self._forward = forward_of(model)
         float64 = {name: torch.from_numpy(weight.astype(np.float64)) for name, weight in weights_of(model).items()}
         self._weights = self._forward.prepared(self._dimensions, float64)
 
@@ -167,7 +170,7 @@ class Recompute:
                 nodes = torch.from_numpy(forest.paths[leaf[here] - first, index[here]])
                 result[torch.from_numpy(here)] = self._hidden_states(forest, None).index_select(0, nodes)
             first += len(forest.paths)
-        return root_mean_square_norm(result, self._weights["output_norm"], self._forward.norm_epsilon)
+        return self._forward.final_norm(self._weights, result)
 
     def _hidden_states(self, forest: Forest, trace: Trace | None) -> torch.Tensor:
         return self._forward.hidden_states(self._dimensions, self._weights, forest, trace)

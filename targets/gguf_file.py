@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..spec.errors import UnavailableError
+from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import GgufTensor, dimensions_of, family_of
 from ..spec.models import Model
 from ..spec.weights import weights_of
@@ -31,10 +31,12 @@ def gguf_package() -> Any:
 def write_gguf(model: Model, path: Path) -> None:
     """Write `model` to `path`, replacing what is there; about 1 ms for a model of the default size.
 
-    Raises UnavailableError when the `gguf` package is missing, UsageError when the model's dimensions are bad.
+    Raises UnavailableError when the `gguf` package is missing, UsageError when the model's dimensions are bad or its family is not llama.cpp's.
     """
     gguf = gguf_package()
     family, dimensions = family_of(model), dimensions_of(model)
+    if not family.has_gguf:
+        raise UsageError(f"family {family.name} has no GGUF form; llama.cpp does not run it")
     metadata = dict(family.gguf_metadata(dimensions))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     writer = gguf.GGUFWriter(unfinished, metadata.pop("general.architecture"))

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.families import dimensions_of, family_of
+from ..spec.families import FAMILIES, dimensions_of, family_of
 from ..spec.models import Model, model_text
 from ..spec.operations import OPEN
 from ..spec.target import Batch, Capabilities, Decoded, StateRow, Undocumented
@@ -400,7 +400,7 @@ class LlamaTarget:
 
     name = "llamacpp"
     isolated = True
-    families = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
+    families = tuple(family.name for family in FAMILIES.values() if family.has_gguf)
     poison = False
     undocumented = (
         Undocumented(

@@ -10,6 +10,7 @@ from importlib import metadata
 
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError
+from ..spec.families import FAMILIES
 from ..spec.models import Model
 from ..spec.target import Session, Undocumented
 
@@ -20,7 +21,7 @@ class NumbaTarget:
     name = "numba"
     policy = "strict"
     isolated = False
-    families: tuple[str, ...] = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
+    families: tuple[str, ...] = tuple(FAMILIES)
     poison = True
     undocumented: tuple[Undocumented, ...] = ()
 

@@ -39,6 +39,12 @@ def exponential(x: np.float32) -> np.float32:
 
 
 @kernel
+def sigmoid(x: np.float32) -> np.float32:
+    """The logistic function, float32."""
+    return _ONE / (_ONE + exponential(-x))
+
+
+@kernel
 def silu(x: np.float32) -> np.float32:
     """x times its logistic function, float32."""
     return x / (_ONE + exponential(-x))

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from . import kernel
-from .arithmetic import silu
+from .arithmetic import sigmoid, silu
 
 _INPUTS_AT_ONCE = 8
 
@@ -102,6 +102,15 @@ def gated_linear_unit(gate: np.ndarray, value: np.ndarray) -> None:
         result = value[token]
         for i in range(source.size):
             result[i] = result[i] * silu(source[i])
+
+
+@kernel
+def gate_by_sigmoid(gate: np.ndarray, value: np.ndarray) -> None:
+    """value *= sigmoid(gate), float32 [tokens, channels] both."""
+    for token in range(gate.shape[0]):
+        source, result = gate[token], value[token]
+        for i in range(source.size):
+            result[i] = result[i] * sigmoid(source[i])
 
 
 @kernel

@@ -74,10 +74,12 @@ class Family(msgspec.Struct, frozen=True):
     attention_window   newest tokens that the attention layers see, a token's own included; 0: all
     state_layers       how many layers keep what, in the kinds' own names (state_sizes.py), at any size; a group may have no layer
     doubled            the model with doubled width
-    gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int
+    gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int; {}: llama.cpp does not run it
     gguf_tensors       llama.cpp's tensors and the weights they are made of
     transformers_class, transformers_configuration, state_dict
-                       the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays)
+                       the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays); "" where
+                       Transformers has no such class
+    forward            the module of its forwards, in oracle/ and in impl/: those of another family that differs in its dimensions only
     """
 
     name: str
@@ -91,9 +93,18 @@ class Family(msgspec.Struct, frozen=True):
     row_widths: Callable[[Dimensions], RowWidths]
     state_layers: Callable[[Dimensions], tuple[StateLayers, ...]]
     doubled: Callable[[Model], Model]
-    gguf_metadata: Callable[[Dimensions], dict[str, Any]]
-    gguf_tensors: Callable[[Dimensions], tuple[GgufTensor, ...]]
-    transformers_class: str
-    transformers_configuration: Callable[[Dimensions], dict[str, Any]]
-    state_dict: Callable[[Dimensions, Weights], dict[str, np.ndarray]]
+    gguf_metadata: Callable[[Dimensions], dict[str, Any]] = lambda dimensions: {}
+    gguf_tensors: Callable[[Dimensions], tuple[GgufTensor, ...]] = lambda dimensions: ()
+    transformers_class: str = ""
+    transformers_configuration: Callable[[Dimensions], dict[str, Any]] = lambda dimensions: {}
+    state_dict: Callable[[Dimensions, Weights], dict[str, np.ndarray]] = lambda dimensions, weights: {}
     attention_window: Callable[[Dimensions], int] = lambda dimensions: 0
+    forward: str = ""
+
+    @property
+    def forward_module(self) -> str:
+        return self.forward or self.name
+
+    @property
+    def has_gguf(self) -> bool:
+        return bool(self.gguf_metadata(self.defaults))

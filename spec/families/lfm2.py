@@ -98,7 +98,7 @@ def _doubled(model: Model) -> Model:
     return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
-def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
+def gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     attention = _attention_layers(dimensions)
     return {
         "general.architecture": "lfm2",
@@ -193,7 +193,7 @@ LFM2 = Family(
     row_widths=lambda dimensions: RowWidths(dimensions["n_embd"] * (dimensions["l_cache"] - 1), 0),
     state_layers=_state_layers,
     doubled=_doubled,
-    gguf_metadata=_gguf_metadata,
+    gguf_metadata=gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="Lfm2ForCausalLM",
     transformers_configuration=_transformers_configuration,

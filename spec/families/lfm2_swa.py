@@ -14,6 +14,7 @@ import msgspec
 from ..state_sizes import StateLayers
 from .family import Dimensions
 from .lfm2 import LFM2, attention_window
+from .lfm2 import gguf_metadata as lfm2_gguf_metadata
 
 
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
@@ -23,7 +24,7 @@ def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return LFM2.gguf_metadata(dimensions) | {"lfm2.attention.sliding_window": attention_window(dimensions)}
+    return lfm2_gguf_metadata(dimensions) | {"lfm2.attention.sliding_window": attention_window(dimensions)}
 
 
 LFM2_SWA = msgspec.structs.replace(
@@ -33,4 +34,5 @@ LFM2_SWA = msgspec.structs.replace(
     defaults=LFM2.defaults | {"attention_period": 2, "n_swa": 8},
     state_layers=_state_layers,
     gguf_metadata=_gguf_metadata,
+    forward="lfm2",
 )

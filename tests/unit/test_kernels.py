@@ -3,6 +3,7 @@ their number says, and memory that nothing wrote is never read."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statedrift.impl.kernels import discard_stale_code
@@ -10,11 +11,13 @@ from statedrift.impl.kernels.arithmetic import exponential, silu, softplus
 from statedrift.impl.kernels.attention import attend, write_cells
 from statedrift.impl.kernels.causal_convolution import causal_convolution, causal_convolution_reference
 from statedrift.impl.kernels.dense import linear, rms_norm, rotary_table, rotate, squared_relu, sum_of_products
+from statedrift.impl.kernels.experts import expert_mixture, sigmoid_shares, softmax_shares
 from statedrift.impl.kernels.gated_delta_net import gated_delta_net, gated_delta_net_reference
 from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_reference
 from statedrift.impl.kernels.rows import copy_rows, gather_rows, scatter_rows, zero_rows
 from statedrift.impl.kernels.vectors import may_stream
 from statedrift.impl.memory import aligned, allocate
+from statedrift.oracle import blocks
 
 HEADS, HEAD_DIM, GROUPS, D_STATE, CHANNELS, TAPS = 4, 6, 2, 7, 10, 4
 
@@ -464,3 +467,25 @@ def test_a_squared_relu_drops_what_is_negative_and_keeps_nan():
     x = np.array([[-2.0, -0.0, 0.5], [3.0, np.nan, -np.inf]], np.float32)
     squared_relu(x)
     assert np.array_equal(x, np.array([[0, 0, 0.25], [9, np.nan, 0]], np.float32), equal_nan=True)
+
+
+def test_a_mixture_of_experts_agrees_with_the_oracles():
+    generator = np.random.default_rng(5)
+    x = generator.standard_normal((7, 12)).astype(np.float32)
+    gate, up, down = (generator.standard_normal((3, *shape)).astype(np.float32) / 4 for shape in ((9, 12), (9, 12), (12, 9)))
+    shares, y = generator.standard_normal((7, 3)).astype(np.float32), np.full((7, 12), np.nan, np.float32)
+    softmax_shares(shares)
+    expert_mixture(x, shares, *(np.ascontiguousarray(matrix.transpose(0, 2, 1)) for matrix in (gate, up, down)), y)
+    whole = (torch.from_numpy(part.astype(np.float64)) for part in (x, shares, gate, up, down))
+    assert np.abs(y - blocks.expert_mixture(*whole).numpy()).max() <= 1e-5
+
+
+def test_shares_of_experts_add_up_to_one_or_to_their_scale():
+    scores = np.random.default_rng(6).standard_normal((5, 4)).astype(np.float32)
+    soft, scaled = scores.copy(), scores.copy()
+    softmax_shares(soft)
+    sigmoid_shares(scaled, np.float32(1.5))
+    exact = np.exp(scores.astype(np.float64))
+    assert np.abs(soft - exact / exact.sum(-1, keepdims=True)).max() <= 1e-6
+    logistic = exact / (1 + exact)
+    assert np.abs(scaled - 1.5 * logistic / logistic.sum(-1, keepdims=True)).max() <= 1e-6
