@@ -40,6 +40,11 @@ TRANSFORMERS_MODELS = (
     Model("qwen35", 2, (("attention_period", 1), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2), ("n_rot", 12))),
     Model("qwen35", 3, (("d_conv", 2), ("d_state", 8), ("n_group", 3), ("n_layer", 6), ("n_rot", 4), ("n_value_head", 6))),
     Model("qwen35", 4, (("attention_period", 4), ("n_embd", 48), ("n_ff", 80), ("n_group", 1), ("n_vocab", 100))),
+    Model("minimax01", 0),
+    Model("minimax01", 1),
+    Model("minimax01", 2, (("attention_period", 1), ("n_expert", 1), ("n_layer", 2))),
+    Model("minimax01", 3, (("attention_period", 2), ("head_dim", 12), ("n_head", 6), ("n_head_kv", 3), ("n_layer", 5), ("n_rot", 12))),
+    Model("minimax01", 4, (("attention_period", 3), ("n_embd", 48), ("n_expert", 5), ("n_ff", 20), ("n_layer", 6), ("n_vocab", 100))),
 )
 
 LLAMA_CPP_MODELS = (
@@ -69,5 +74,13 @@ LLAMA_CPP_MODELS = (
     Model("qwen35", 2, (("attention_period", 2), ("d_state", 8), ("n_group", 1), ("n_layer", 5), ("n_rot", 16))),
     Model(
         "qwen35", 3, (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6))
+    ),
+    Model("minimax01", 0),
+    Model("minimax01", 1),
+    Model("minimax01", 2, (("attention_period", 2), ("n_expert", 1), ("n_head_kv", 8), ("n_rot", 4))),
+    Model(
+        "minimax01",
+        3,
+        (("attention_period", 3), ("head_dim", 12), ("n_embd", 64), ("n_expert", 5), ("n_head", 6), ("n_layer", 5), ("n_rot", 6)),
     ),
 )
