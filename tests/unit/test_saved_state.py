@@ -25,6 +25,7 @@ MODELS = {
     "lfm2_swa": Model("lfm2_swa"),
     "nemotron_h": Model("nemotron_h"),
     "qwen35": Model("qwen35"),
+    "minimax01": Model("minimax01"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
