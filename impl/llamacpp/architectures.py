@@ -21,6 +21,7 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
+    "mamba": Architecture(keeps_snapshots=False),
     "mamba2": Architecture(keeps_snapshots=False),
     "lfm2": Architecture(keeps_snapshots=True),
     "lfm2_swa": Architecture(keeps_snapshots=True),

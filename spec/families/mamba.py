@@ -60,7 +60,7 @@ def mixer_tensors(dimensions: Dimensions, prefix: str, x_gain: float, out_gain: 
     norms = (("dt_norm", rank), ("b_norm", d_state), ("c_norm", d_state)) if is_normed else ()
     return [
         TensorFact(prefix + "in_projection", (2 * d_inner, n_embd), "normal", 0.7 / math.sqrt(n_embd)),
-        TensorFact(prefix + "convolution", (d_inner, dimensions["d_conv"]), "normal", 0.7),
+        TensorFact(prefix + "convolution", (d_inner, dimensions["d_conv"]), "normal", 0.4),
         TensorFact(prefix + "convolution_bias", (d_inner,), "normal", 0.05, 0.7),
         TensorFact(prefix + "x_projection", (rank + 2 * d_state, d_inner), "normal", x_gain / math.sqrt(d_inner)),
         *(TensorFact(prefix + name, (size,), "normal", 0.1, 1.0) for name, size in norms),
@@ -78,7 +78,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
         facts.append(TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0))
-        facts += mixer_tensors(dimensions, prefix, 1.0, 2.0 * min(1.5**layer, 4.0), is_normed=False)
+        facts += mixer_tensors(dimensions, prefix, 0.7, 2.0 * min(1.5**layer, 4.0), is_normed=False)
     facts += [
         TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
         TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1 / math.sqrt(n_embd)),
