@@ -84,9 +84,7 @@ def mixer(
     """
     d_state, rank = dimensions["d_state"], dimensions["dt_rank"]
     inputs, gate = (x @ weights[prefix + "in_projection"]).chunk(2, dim=-1)
-    value = functional.silu(
-        causal_convolution(inputs, weights[prefix + "convolution"], forest).add_(weights[prefix + "convolution_bias"])
-    )
+    value = functional.silu(causal_convolution(inputs, weights[prefix + "convolution"], forest).add_(weights[prefix + "convolution_bias"]))
     narrow, b, c = torch.split_with_sizes(value @ weights[prefix + "x_projection"], (rank, d_state, d_state), dim=-1)
     if prefix + "dt_norm" in weights:
         narrow, b, c = (

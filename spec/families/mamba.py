@@ -49,20 +49,19 @@ def mixer_state(dimensions: Dimensions) -> dict[str, int]:
     return {"d_inner": inner_channels(dimensions), "d_state": dimensions["d_state"], "d_conv": dimensions["d_conv"]}
 
 
-def mixer_tensors(dimensions: Dimensions, prefix: str, x_gain: float, out_gain: float, is_normed: bool) -> list[TensorFact]:
+def mixer_tensors(dimensions: Dimensions, prefix: str, in_gain: float, out_gain: float, is_normed: bool) -> list[TensorFact]:
     """The weights of one Mamba-1 mixer, without the layer's norm.
 
-    x_gain     scale of the step's, B's and C's projection
-    out_gain   root mean square of what the out-projection makes of inputs of 1
-    is_normed  step, B and C go through norms of their own
+    in_gain, out_gain  root mean square of what the projections make of inputs of 1
+    is_normed          step, B and C go through norms of their own
     """
     n_embd, d_inner, d_state, rank = dimensions["n_embd"], inner_channels(dimensions), dimensions["d_state"], dimensions["dt_rank"]
     norms = (("dt_norm", rank), ("b_norm", d_state), ("c_norm", d_state)) if is_normed else ()
     return [
-        TensorFact(prefix + "in_projection", (2 * d_inner, n_embd), "normal", 0.7 / math.sqrt(n_embd)),
+        TensorFact(prefix + "in_projection", (2 * d_inner, n_embd), "normal", in_gain / math.sqrt(n_embd)),
         TensorFact(prefix + "convolution", (d_inner, dimensions["d_conv"]), "normal", 0.4),
         TensorFact(prefix + "convolution_bias", (d_inner,), "normal", 0.05, 0.7),
-        TensorFact(prefix + "x_projection", (rank + 2 * d_state, d_inner), "normal", x_gain / math.sqrt(d_inner)),
+        TensorFact(prefix + "x_projection", (rank + 2 * d_state, d_inner), "normal", 0.7 / math.sqrt(d_inner)),
         *(TensorFact(prefix + name, (size,), "normal", 0.1, 1.0) for name, size in norms),
         TensorFact(prefix + "dt_projection", (d_inner, rank), "normal", 0.3 / math.sqrt(rank)),
         TensorFact(prefix + "dt_bias", (d_inner,), "uniform", 0.7, 1.0),
