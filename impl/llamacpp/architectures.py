@@ -21,11 +21,11 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
-    "mamba": Architecture(keeps_snapshots=False),
     "mamba2": Architecture(keeps_snapshots=False),
     "lfm2": Architecture(keeps_snapshots=True),
     "lfm2_swa": Architecture(keeps_snapshots=True),
     "nemotron_h": Architecture(keeps_snapshots=True),
     "qwen35": Architecture(keeps_snapshots=True, fills_windows=True, leaps=True),
+    "mamba": Architecture(keeps_snapshots=False),
     "jamba": Architecture(keeps_snapshots=False),
 }

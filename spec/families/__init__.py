@@ -20,7 +20,7 @@ from .mamba2 import MAMBA2
 from .nemotron_h import NEMOTRON_H
 from .qwen35 import QWEN35
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA, MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, JAMBA)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MAMBA, JAMBA)}
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 

@@ -29,6 +29,14 @@ GOLDEN = {
     ("qwen35", 1): "eac5daa59a48d1bd",
     ("qwen35", 2): "da3e8083bb725f9d",
     ("qwen35", 3): "9a170f1c2f6be1e8",
+    ("mamba", 0): "009fc087d88f0f24",
+    ("mamba", 1): "e72598532d7cec76",
+    ("mamba", 2): "575527f3b5602827",
+    ("mamba", 3): "4b7ae1d1b77fb08f",
+    ("jamba", 0): "ba426b5ad26c2be9",
+    ("jamba", 1): "77e7804a6f3ee00f",
+    ("jamba", 2): "9da7b4936d3d4d02",
+    ("jamba", 3): "a278e0fd30615e58",
 }
 
 
