@@ -42,7 +42,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
     weights            the family's own tuple of float32 arrays
     forward            compiled: forward(weights, memory, batch, plan, sights, ubatch, hidden, y) fills the wanted rows of one ubatch in y
     recurrent_layers, attention_layers
-    convolution_shape  (window, channels) of a convolution row
+    convolution_shape  (window, channels) of a convolution row; (0, 0) when there is none
     recurrent_shape    (heads, d_state, head_dim) of a recurrent row; (0,) when there is none
     embedding_shape    (window, channels) of a row of the convolution of per-layer embeddings; (0,) when there is none
     key_heads, head_dim  of an attention cell; 0 without attention

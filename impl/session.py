@@ -266,7 +266,8 @@ class NumbaSession:
         for index, layer in enumerate(model.recurrent_layers if state.states is not None else ()):
             assert state.states is not None
             convolution, recurrent, embedding = (part[0, index] for part in state.states)
-            rows.append(StateRow(layer, "conv", convolution.reshape(model.convolution_shape).T.copy()))
+            if convolution.size:
+                rows.append(StateRow(layer, "conv", convolution.reshape(model.convolution_shape).T.copy()))
             if recurrent.size:
                 rows.append(StateRow(layer, "recurrent", recurrent.reshape(model.recurrent_shape).transpose(0, 2, 1).copy()))
             if embedding.size:

@@ -100,3 +100,8 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Ten
     first, second = x[..., :half], x[..., half:]
     cosine, sine = angle.cos(), angle.sin()
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def partly_rotated(x: torch.Tensor, positions: torch.Tensor, theta: float, channels: int) -> torch.Tensor:
+    """`rotated` for the first `channels` of each head; the others stay as they are."""
+    return torch.cat((rotated(x[..., :channels], positions, theta), x[..., channels:]), dim=-1)

@@ -94,7 +94,7 @@ def mixer(
     b, c = b.reshape(-1, n_group, d_state), c.reshape(-1, n_group, d_state)
     if trace is not None:
         trace.convolution(layer, inputs, dimensions["d_conv"] - 1)
-        trace.recurrent(layer, _states_after(value, step, decay, b, trace))
+        trace.recurrent(layer, states_after(value, step, decay, b, trace))
     y = masked_quadratic_form(value, step, decay, b, c, forest).addcmul_(value, weights[prefix + "d"])
     y = y.mul_(functional.silu(gate)).view(-1, n_group, d_inner // n_group)
     y = root_mean_square_norm(y, weights[prefix + "gated_norm"].view(n_group, -1), NORM_EPSILON)
@@ -135,7 +135,7 @@ def masked_quadratic_form(
     return result
 
 
-def _states_after(value: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, b: torch.Tensor, trace: Trace) -> torch.Tensor:
+def states_after(value: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, b: torch.Tensor, trace: Trace) -> torch.Tensor:
     """The recurrent states after the logs of a trace, each as one weighted sum over its path; float64 [logs, heads, head_dim, d_state].
 
     value, step, decay, b  as in `masked_quadratic_form`

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.qwen35 import NORM_EPSILON, QWEN35, ROPE_THETA, convolution_channels, inner_channels
-from .blocks import causal_convolution, masked_attention, root_mean_square_norm, rotated
+from .blocks import causal_convolution, masked_attention, partly_rotated, root_mean_square_norm
 from .delta_rule import Levels, gated_delta_rule, levels_of
 from .forest import Forest
 from .trace import Trace
@@ -132,7 +132,7 @@ def _attention(
     value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, head_dim)
     if trace is not None:
         trace.attention(layer, key, value)
-    query, key = _partly_rotated(query, forest.depths, dimensions["n_rot"]), _partly_rotated(key, forest.depths, dimensions["n_rot"])
+    query, key = (partly_rotated(heads, forest.depths, ROPE_THETA, dimensions["n_rot"]) for heads in (query, key))
     y = masked_attention(query, key, value, forest) * gate.reshape(-1, n_head * head_dim).sigmoid()
     return y @ weights[prefix + "out_projection"]
 
@@ -140,8 +140,3 @@ def _attention(
 def _unit_length(x: torch.Tensor) -> torch.Tensor:
     """x / |x| over the last axis, with the norms' epsilon under the root."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
-
-
-def _partly_rotated(x: torch.Tensor, positions: torch.Tensor, n_rot: int) -> torch.Tensor:
-    """Rotary embedding of the first n_rot channels of x, float64 [nodes, heads, head_dim], at int64 positions [nodes]."""
-    return torch.cat((rotated(x[..., :n_rot], positions, ROPE_THETA), x[..., n_rot:]), dim=-1)

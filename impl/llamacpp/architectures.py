@@ -13,11 +13,14 @@ class Architecture(NamedTuple):
     keeps_snapshots  n_rs_seq is honoured; else it becomes 0 (llm_arch_supports_rs_rollback in src/llama-arch.cpp)
     fills_windows    its graph writes every plane of a convolution (src/models/delta-net-base.cpp, build_conv_state)
     leaps            M-RoPE: positions have several parts, need only grow, cannot be shifted, and cells are tagged with their token
+    strays           a token of several sequences makes the graph write its decays beyond their tensor and read some that nothing wrote
+                     (src/models/minimax-01.cpp, set_input counts ids where the tensor counts sets): what comes out is no affair of the memory
     """
 
     keeps_snapshots: bool
     fills_windows: bool = False
     leaps: bool = False
+    strays: bool = False
 
 
 ARCHITECTURES = {
@@ -28,4 +31,5 @@ ARCHITECTURES = {
     "qwen35": Architecture(keeps_snapshots=True, fills_windows=True, leaps=True),
     "mamba": Architecture(keeps_snapshots=False),
     "jamba": Architecture(keeps_snapshots=False),
+    "minimax01": Architecture(keeps_snapshots=False, strays=True),
 }

@@ -4,7 +4,8 @@ Rules
 - Every call does what the call of llama.h that the target `llamacpp` makes would do; what the engine refuses is refused with the same word.
 - Where the engine's process would end, `EngineAbort` is raised; the session is then of no use any more.
 - Bad arguments are UsageError, as in every session: they reach no memory.
-- `cancel` is not declared: which nodes of a graph had run when it was aborted is not the memory's affair.
+- `cancel` is not declared: which nodes of a graph had run when it was aborted is not the memory's affair. Nor are tokens of several
+  sequences where the graph strays.
 Source: llama.cpp's src/llama-context.cpp.
 """
 
@@ -45,7 +46,7 @@ class LlamaPolicySession:
             )
         architecture = ARCHITECTURES[model.family]
         self._is_open = True
-        self._leaps = architecture.leaps
+        self._leaps, self._strays = architecture.leaps, architecture.strays
         self._memory = LlamaMemory(self._model, configuration, architecture, switches)
         self._n_seq_max = configuration.n_seq_max
         self._architecture_name = str(family_of(model).gguf_metadata(self._model.dimensions)["general.architecture"]).encode()
@@ -53,7 +54,7 @@ class LlamaPolicySession:
         self.capabilities = self._capabilities(configuration)
 
     def _capabilities(self, configuration: CacheConfiguration) -> Capabilities:
-        """As targets/llamacpp.py declares them for the engine, without `cancel`."""
+        """As targets/llamacpp.py declares them for the engine, without `cancel`, and without `coupled` where the graph strays."""
         memory, unified = self._memory, bool(configuration.unified)
         sizes = {cells.size for cells in memory.attention}
         can_shift = not self._leaps and len(sizes) <= 1
@@ -65,7 +66,7 @@ class LlamaPolicySession:
             recurrent=True,
             attention=memory.is_hybrid,
             windowed=memory.has_window,
-            coupled=memory.is_hybrid and unified,
+            coupled=memory.is_hybrid and unified and not self._strays,
             shift=can_shift,
             divide=can_shift,
             save_all=True,

@@ -77,8 +77,8 @@ class Family(msgspec.Struct, frozen=True):
     gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int; {}: llama.cpp does not run it
     gguf_tensors       llama.cpp's tensors and the weights they are made of
     transformers_class, transformers_configuration, state_dict
-                       the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays); "" where
-                       Transformers has no such class
+                       the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays, and float64
+                       buffers that follow from the dimensions); "" where Transformers has no such class
     forward            the module of its forwards, in oracle/ and in impl/: those of another family that differs in its dimensions only
     """
 

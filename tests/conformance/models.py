@@ -53,6 +53,11 @@ TRANSFORMERS_MODELS = (
         (("attention_period", 2), ("d_conv", 3), ("d_state", 5), ("dt_rank", 3), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6)),
     ),
     Model("jamba", 4, (("attention_period", 3), ("n_embd", 48), ("n_ff", 80), ("n_head", 3), ("n_layer", 3), ("n_vocab", 100))),
+    Model("minimax01", 0),
+    Model("minimax01", 1),
+    Model("minimax01", 2, (("attention_period", 1), ("n_expert", 1), ("n_layer", 2))),
+    Model("minimax01", 3, (("attention_period", 2), ("head_dim", 12), ("n_head", 6), ("n_head_kv", 3), ("n_layer", 5), ("n_rot", 12))),
+    Model("minimax01", 4, (("attention_period", 3), ("n_embd", 48), ("n_expert", 5), ("n_ff", 20), ("n_layer", 6), ("n_vocab", 100))),
 )
 
 LLAMA_CPP_MODELS = (
@@ -92,4 +97,12 @@ LLAMA_CPP_MODELS = (
     Model("jamba", 1),
     Model("jamba", 2, (("attention_period", 2), ("d_conv", 2), ("d_state", 16), ("n_embd", 48), ("n_head", 3), ("n_layer", 5))),
     Model("jamba", 3, (("attention_period", 4), ("dt_rank", 3), ("n_ff", 80), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 8))),
+    Model("minimax01", 0),
+    Model("minimax01", 1),
+    Model("minimax01", 2, (("attention_period", 2), ("n_expert", 1), ("n_head_kv", 8), ("n_rot", 4))),
+    Model(
+        "minimax01",
+        3,
+        (("attention_period", 3), ("head_dim", 12), ("n_embd", 64), ("n_expert", 5), ("n_head", 6), ("n_layer", 5), ("n_rot", 6)),
+    ),
 )

@@ -24,6 +24,7 @@ gguf = pytest.importorskip("gguf", reason="needs the gguf package, which is not 
         Model("qwen35", 1),
         Model("mamba", 1),
         Model("jamba", 1),
+        Model("minimax01", 1),
     ],
 )
 def test_a_file_holds_the_familys_metadata_and_tensors(model: Model, tmp_path: Path) -> None:

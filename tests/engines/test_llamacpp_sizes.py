@@ -64,6 +64,7 @@ def computed_sizes(size: Size) -> dict[str, float]:
         Model("mamba"),
         Model("jamba"),
         Model("lfm2_swa", 0, (("n_swa", 192),)),
+        Model("minimax01"),
     ],
     ids=lambda model: model.family,
 )

@@ -27,6 +27,7 @@ MODELS = {
     "qwen35": Model("qwen35"),
     "mamba": Model("mamba"),
     "jamba": Model("jamba"),
+    "minimax01": Model("minimax01"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
