@@ -29,5 +29,7 @@ ARCHITECTURES = {
     "lfm2_swa": Architecture(keeps_snapshots=True),
     "nemotron_h": Architecture(keeps_snapshots=True),
     "qwen35": Architecture(keeps_snapshots=True, fills_windows=True, leaps=True),
+    "mamba": Architecture(keeps_snapshots=False),
+    "jamba": Architecture(keeps_snapshots=False),
     "minimax01": Architecture(keeps_snapshots=False, strays=True),
 }

@@ -12,14 +12,16 @@ from types import MappingProxyType
 from ..errors import UsageError
 from ..models import Model
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
+from .jamba import JAMBA
 from .lfm2 import LFM2
 from .lfm2_swa import LFM2_SWA
+from .mamba import MAMBA
 from .mamba2 import MAMBA2
 from .minimax01 import MINIMAX01
 from .nemotron_h import NEMOTRON_H
 from .qwen35 import QWEN35
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MINIMAX01)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MAMBA, JAMBA, MINIMAX01)}
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 

@@ -8,6 +8,10 @@ Rules
 from statedrift.spec.models import Model
 
 TRANSFORMERS_MODELS = (
+    Model("mamba", 0),
+    Model("mamba", 1),
+    Model("mamba", 2, (("d_conv", 2), ("d_state", 1), ("dt_rank", 1), ("n_layer", 1))),
+    Model("mamba", 3, (("d_state", 5), ("dt_rank", 3), ("n_embd", 48), ("n_vocab", 100))),
     Model("mamba2", 0),
     Model("mamba2", 1),
     Model("mamba2", 2, (("d_conv", 2), ("d_state", 8), ("n_layer", 1))),
@@ -40,6 +44,15 @@ TRANSFORMERS_MODELS = (
     Model("qwen35", 2, (("attention_period", 1), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2), ("n_rot", 12))),
     Model("qwen35", 3, (("d_conv", 2), ("d_state", 8), ("n_group", 3), ("n_layer", 6), ("n_rot", 4), ("n_value_head", 6))),
     Model("qwen35", 4, (("attention_period", 4), ("n_embd", 48), ("n_ff", 80), ("n_group", 1), ("n_vocab", 100))),
+    Model("jamba", 0),
+    Model("jamba", 1),
+    Model("jamba", 2, (("attention_period", 1), ("n_layer", 2))),
+    Model(
+        "jamba",
+        3,
+        (("attention_period", 2), ("d_conv", 3), ("d_state", 5), ("dt_rank", 3), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 6)),
+    ),
+    Model("jamba", 4, (("attention_period", 3), ("n_embd", 48), ("n_ff", 80), ("n_head", 3), ("n_layer", 3), ("n_vocab", 100))),
     Model("minimax01", 0),
     Model("minimax01", 1),
     Model("minimax01", 2, (("attention_period", 1), ("n_expert", 1), ("n_layer", 2))),
@@ -48,6 +61,11 @@ TRANSFORMERS_MODELS = (
 )
 
 LLAMA_CPP_MODELS = (
+    Model("mamba", 0),
+    Model("mamba", 1),
+    Model("mamba", 2, (("d_conv", 3), ("d_state", 16), ("dt_rank", 2), ("n_layer", 2))),
+    Model("mamba", 4, (("d_conv", 2), ("d_state", 1), ("dt_rank", 1), ("n_layer", 1))),
+    Model("mamba", 3, (("d_state", 5), ("dt_rank", 3), ("n_embd", 48), ("n_vocab", 100))),
     Model("mamba2", 0),
     Model("mamba2", 1),
     Model("mamba2", 2, (("d_conv", 3), ("d_state", 32), ("n_layer", 2))),
@@ -75,6 +93,10 @@ LLAMA_CPP_MODELS = (
     Model(
         "qwen35", 3, (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6))
     ),
+    Model("jamba", 0),
+    Model("jamba", 1),
+    Model("jamba", 2, (("attention_period", 2), ("d_conv", 2), ("d_state", 16), ("n_embd", 48), ("n_head", 3), ("n_layer", 5))),
+    Model("jamba", 3, (("attention_period", 4), ("dt_rank", 3), ("n_ff", 80), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 8))),
     Model("minimax01", 0),
     Model("minimax01", 1),
     Model("minimax01", 2, (("attention_period", 2), ("n_expert", 1), ("n_head_kv", 8), ("n_rot", 4))),

@@ -22,6 +22,8 @@ gguf = pytest.importorskip("gguf", reason="needs the gguf package, which is not 
         Model("lfm2_swa", 1),
         Model("nemotron_h", 1),
         Model("qwen35", 1),
+        Model("mamba", 1),
+        Model("jamba", 1),
         Model("minimax01", 1),
     ],
 )

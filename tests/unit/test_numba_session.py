@@ -43,9 +43,15 @@ MODELS = {
     ),
     "minimax01-recurrent": Model("minimax01", dimensions=(("attention_period", 9), ("n_layer", 2))),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
+    "mamba": Model("mamba", dimensions=(("n_layer", 2),)),
+    "mamba-narrow": Model("mamba", 3, (("d_conv", 2), ("d_state", 5), ("dt_rank", 1), ("n_embd", 20), ("n_layer", 1))),
+    "jamba": Model("jamba", dimensions=(("n_layer", 3),)),
+    "jamba-heads": Model("jamba", 5, (("attention_period", 2), ("d_state", 3), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2))),
+    "jamba-attention": Model("jamba", dimensions=(("attention_period", 1), ("n_layer", 2))),
+    "jamba-recurrent": Model("jamba", dimensions=(("attention_period", 9), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "minimax01"])
+FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01"])
 
 
 TARGETS = pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])
@@ -588,7 +594,7 @@ def test_a_sequence_beside_coupled_ones_keeps_the_snapshots_of_all_its_tokens(na
     assert session.positions()[:3] == [(0, 1), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "minimax01"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01"])
 @TARGETS
 def test_a_coupled_batch_counts_a_shared_token_once_and_a_full_pool_changes_nothing(name, target):
     session = opened(name, target, n_seq_max=2, n_ctx=5, unified=1)
@@ -677,7 +683,7 @@ def test_saves_carry_positions(name, target, whole):
     assert np.array_equal(decode(other, (0, [7])), decode(session, (0, [7])))
 
 
-@pytest.mark.parametrize("name", ["mamba2", "lfm2-recurrent", "qwen35-recurrent", "minimax01-recurrent"])
+@pytest.mark.parametrize("name", ["mamba2", "lfm2-recurrent", "qwen35-recurrent", "mamba", "jamba-recurrent", "minimax01-recurrent"])
 @TARGETS
 def test_divided_positions_go_on_from_where_they_are_and_only_all_of_them_can_be_forgotten(name, target):
     log, session, fresh = tokens_of(14, 9), opened(name, target), opened(name, target)
@@ -713,7 +719,7 @@ def test_a_full_pool_of_shared_cells_is_saved_once_and_shared_again_when_restore
     assert np.array_equal(decode(again, (0, [1]), (2, [2])), decode(session, (0, [1]), (2, [2])))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "minimax01"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01"])
 @TARGETS
 def test_a_whole_session_that_does_not_fit_is_refused_and_changes_nothing(name, target):
     for unified in (0, 1):
@@ -743,7 +749,7 @@ def test_a_checkpoint_takes_a_sequence_back_to_its_end(name, target):
     assert np.array_equal(decode(session, (1, [7])), right)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "minimax01", "lfm2-attention"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "lfm2-attention", "minimax01"])
 def test_a_checkpoint_does_not_grow_with_the_log_of_a_model_with_attention(name):
     sizes = []
     for count in (5, 50):
@@ -936,6 +942,10 @@ def test_a_session_that_cannot_be_had_is_an_error_before_memory_is_taken(model, 
         ("qwen35", "draft", 3, 256),
         ("qwen35-attention", "all", 0, 256),
         ("qwen35-recurrent", "draft", 3, 0),
+        ("mamba", "draft", 3, 0),
+        ("jamba", "draft", 3, 256),
+        ("jamba-attention", "all", 0, 256),
+        ("jamba-recurrent", "draft", 3, 0),
         ("minimax01", "draft", 3, 256),
         ("minimax01-recurrent", "draft", 3, 0),
     ],

@@ -25,6 +25,8 @@ MODELS = {
     "lfm2_swa": Model("lfm2_swa"),
     "nemotron_h": Model("nemotron_h"),
     "qwen35": Model("qwen35"),
+    "mamba": Model("mamba"),
+    "jamba": Model("jamba"),
     "minimax01": Model("minimax01"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
