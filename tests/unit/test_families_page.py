@@ -1,7 +1,12 @@
-"""docs/families.md names every family, and every truth that it is held to."""
+"""docs/families.md names every family, and every truth that it is held to; docs/add-a-family.md, all that a family consists of."""
 
+import re
+
+import msgspec
 import pytest
-from statedrift.spec.families import FAMILIES
+from statedrift.impl.model import FamilyModule
+from statedrift.oracle.recompute import FamilyForward
+from statedrift.spec.families import FAMILIES, Family
 
 from tests.conformance.table import PAGE, TRUTHS, faults
 
@@ -38,3 +43,25 @@ def test_an_error_that_is_not_within_its_bound_is_said() -> None:
 
 def test_another_number_of_models_is_said() -> None:
     assert any("models of it" in fault for fault in faults(TEXT.replace("models,", "1 models,", 3)))
+
+
+RECIPE = (PAGE.parent / "add-a-family.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [field.name for field in msgspec.structs.fields(Family)])
+def test_the_recipe_explains_every_fact_of_a_family(name: str) -> None:
+    assert re.search(rf"^\|[^|]*`{name}`", RECIPE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("protocol", [FamilyForward, FamilyModule])
+def test_the_recipe_explains_every_function_of_a_forward(protocol: type) -> None:
+    names = [name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")]
+    assert names
+    assert [name for name in names if not re.search(rf"^\|[^|]*`{name}`", RECIPE, re.MULTILINE)] == []
+
+
+def test_the_files_that_the_recipe_names_are_there() -> None:
+    root = PAGE.parents[1]
+    named = set(re.findall(r"`((?:spec|oracle|impl|tests|docs)/[\w/.]+)`", RECIPE))
+    assert len(named) > 10
+    assert sorted(path for path in named if not (root / path).exists()) == []
