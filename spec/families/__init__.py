@@ -16,9 +16,10 @@ from .lfm2 import LFM2
 from .lfm2_swa import LFM2_SWA
 from .mamba2 import MAMBA2
 from .nemotron_h import NEMOTRON_H
+from .qwen3next import QWEN3NEXT
 from .qwen35 import QWEN35
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, QWEN3NEXT)}
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 

@@ -40,6 +40,13 @@ TRANSFORMERS_MODELS = (
     Model("qwen35", 2, (("attention_period", 1), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2), ("n_rot", 12))),
     Model("qwen35", 3, (("d_conv", 2), ("d_state", 8), ("n_group", 3), ("n_layer", 6), ("n_rot", 4), ("n_value_head", 6))),
     Model("qwen35", 4, (("attention_period", 4), ("n_embd", 48), ("n_ff", 80), ("n_group", 1), ("n_vocab", 100))),
+    Model("qwen3next", 0),
+    Model("qwen3next", 1),
+    Model("qwen3next", 2, (("attention_period", 1), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2), ("n_rot", 12))),
+    Model("qwen3next", 3, (("d_conv", 2), ("d_state", 8), ("n_group", 3), ("n_layer", 6), ("n_rot", 4), ("n_value_head", 6))),
+    Model(
+        "qwen3next", 4, (("attention_period", 4), ("n_embd", 48), ("n_expert", 5), ("n_ff_expert", 20), ("n_group", 1), ("n_vocab", 100))
+    ),
 )
 
 LLAMA_CPP_MODELS = (
@@ -69,5 +76,13 @@ LLAMA_CPP_MODELS = (
     Model("qwen35", 2, (("attention_period", 2), ("d_state", 8), ("n_group", 1), ("n_layer", 5), ("n_rot", 16))),
     Model(
         "qwen35", 3, (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6))
+    ),
+    Model("qwen3next", 0),
+    Model("qwen3next", 1),
+    Model("qwen3next", 2, (("attention_period", 2), ("d_state", 8), ("n_expert", 1), ("n_group", 1), ("n_layer", 5), ("n_rot", 16))),
+    Model(
+        "qwen3next",
+        3,
+        (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6)),
     ),
 )
