@@ -26,4 +26,5 @@ ARCHITECTURES = {
     "lfm2_swa": Architecture(keeps_snapshots=True),
     "nemotron_h": Architecture(keeps_snapshots=True),
     "qwen35": Architecture(keeps_snapshots=True, fills_windows=True, leaps=True),
+    "qwen3next": Architecture(keeps_snapshots=False, fills_windows=True),
 }
