@@ -18,7 +18,7 @@ from .forwards import Memory
 from .kernels import kernel
 from .kernels.arithmetic import sigmoid, silu, softplus
 from .kernels.causal_convolution import causal_convolution
-from .kernels.dense import gated_linear_unit, linear, rms_norm, sum_of_products
+from .kernels.dense import gated_linear_unit, linear, rms_norm, to_length
 from .kernels.gated_delta_net import gated_delta_net
 from .memory import aligned
 from .stacking import stacked, stacked_matrices, stacked_norms
@@ -129,16 +129,6 @@ def _activate(convolved: np.ndarray, groups: int, key_heads: np.ndarray, query: 
 
 
 @kernel
-def _to_length(x: np.ndarray, length: np.float32) -> None:
-    """x = length * x / sqrt(sum(x^2) + epsilon) in place, over whole rows; float32 [rows, channels]."""
-    for row in range(x.shape[0]):
-        source = x[row]
-        scale = length / np.float32(math.sqrt(sum_of_products(source, source) + _EPSILON))
-        for i in range(source.size):
-            source[i] = source[i] * scale
-
-
-@kernel
 def _rates(step: np.ndarray, step_bias: np.ndarray, a: np.ndarray, beta: np.ndarray) -> None:
     """step = a * softplus(step + step_bias), the logarithm of the decay; beta = sigmoid(beta). In place, float32 [tokens, value heads]."""
     for token in range(step.shape[0]):
@@ -179,8 +169,8 @@ def mix_delta_net(
     windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, channels))
     causal_convolution(room.inputs, weights.taps[place], weights.no_bias, windows, segment_start, source_row, plane_row, room.convolved)
     _activate(room.convolved, weights.groups, weights.key_heads, room.query, room.key, room.value)
-    _to_length(room.query.reshape((tokens * key_heads, d_state)), _ONE / np.float32(math.sqrt(np.float32(d_state))))
-    _to_length(room.key.reshape((tokens * key_heads, d_state)), _ONE)
+    to_length(room.query.reshape((tokens * key_heads, d_state)), _ONE / np.float32(math.sqrt(np.float32(d_state))), _EPSILON)
+    to_length(room.key.reshape((tokens * key_heads, d_state)), _ONE, _EPSILON)
     gated_delta_net(
         room.query.reshape((tokens, key_heads, d_state)),
         room.key.reshape((tokens, key_heads, d_state)),

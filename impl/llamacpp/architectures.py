@@ -27,4 +27,5 @@ ARCHITECTURES = {
     "nemotron_h": Architecture(keeps_snapshots=True),
     "qwen35": Architecture(keeps_snapshots=True, fills_windows=True, leaps=True),
     "qwen3next": Architecture(keeps_snapshots=False, fills_windows=True),
+    "kimi_linear": Architecture(keeps_snapshots=False),
 }
