@@ -105,7 +105,7 @@ def _delta_tensors(dimensions: Dimensions, prefix: str, out_scale: float) -> lis
         TensorFact(prefix + "decay_in_projection", (head_dim, n_embd), "normal", scale),
         TensorFact(prefix + "decay_out_projection", (d_inner, head_dim), "normal", 0.7 * scale_in),
         TensorFact(prefix + "dt_bias", (d_inner,), "uniform", 0.7, 0.3),
-        TensorFact(prefix + "a_log", (n_head,), "uniform", 0.7, -1.2),
+        TensorFact(prefix + "a_log", (n_head,), "uniform", 0.7, -1.4),
         TensorFact(prefix + "beta_projection", (n_head, n_embd), "normal", 0.7 * scale),
         TensorFact(prefix + "gate_in_projection", (head_dim, n_embd), "normal", scale),
         TensorFact(prefix + "gate_out_projection", (d_inner, head_dim), "normal", scale_in),
@@ -158,7 +158,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         if layer in attention:
             facts += _latent_tensors(dimensions, prefix)
         else:
-            facts += _delta_tensors(dimensions, prefix, 2 * min(1.5**layer, 4.0))
+            facts += _delta_tensors(dimensions, prefix, 2.5 * min(1.5**layer, 4.0))
         facts.append(TensorFact(prefix + "ffn_norm", (n_embd,), "uniform", 0.4, 0.8))
         facts += _feed_forward_tensors(dimensions, prefix, layer < dimensions["n_dense"])
     facts += [

@@ -41,10 +41,16 @@ MODELS = {
     "qwen3next-heads": Model(
         "qwen3next", 5, (("attention_period", 2), ("d_state", 6), ("head_dim", 10), ("n_expert", 2), ("n_layer", 2), ("n_rot", 4))
     ),
+    "kimi_linear": Model("kimi_linear", dimensions=(("n_layer", 3),)),
+    "kimi_linear-heads": Model(
+        "kimi_linear",
+        5,
+        (("attention_period", 2), ("d_conv", 3), ("head_dim", 10), ("kv_lora_rank", 6), ("n_head", 3), ("n_layer", 2), ("qk_rope_dim", 3)),
+    ),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next"])
+FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next", "kimi_linear"])
 
 
 TARGETS = pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])
@@ -587,7 +593,7 @@ def test_a_sequence_beside_coupled_ones_keeps_the_snapshots_of_all_its_tokens(na
     assert session.positions()[:3] == [(0, 1), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next", "kimi_linear"])
 @TARGETS
 def test_a_coupled_batch_counts_a_shared_token_once_and_a_full_pool_changes_nothing(name, target):
     session = opened(name, target, n_seq_max=2, n_ctx=5, unified=1)
@@ -712,7 +718,7 @@ def test_a_full_pool_of_shared_cells_is_saved_once_and_shared_again_when_restore
     assert np.array_equal(decode(again, (0, [1]), (2, [2])), decode(session, (0, [1]), (2, [2])))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next", "kimi_linear"])
 @TARGETS
 def test_a_whole_session_that_does_not_fit_is_refused_and_changes_nothing(name, target):
     for unified in (0, 1):
@@ -742,7 +748,7 @@ def test_a_checkpoint_takes_a_sequence_back_to_its_end(name, target):
     assert np.array_equal(decode(session, (1, [7])), right)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next", "lfm2-attention"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen3next", "kimi_linear", "lfm2-attention"])
 def test_a_checkpoint_does_not_grow_with_the_log_of_a_model_with_attention(name):
     sizes = []
     for count in (5, 50):
@@ -934,6 +940,7 @@ def test_a_session_that_cannot_be_had_is_an_error_before_memory_is_taken(model, 
         ("nemotron_h", "draft", 3, 256),
         ("qwen35", "draft", 3, 256),
         ("qwen3next", "draft", 3, 256),
+        ("kimi_linear", "draft", 3, 256),
         ("qwen35-attention", "all", 0, 256),
         ("qwen35-recurrent", "draft", 3, 0),
     ],

@@ -33,6 +33,10 @@ GOLDEN = {
     ("qwen3next", 1): "322ce93509a5e714",
     ("qwen3next", 2): "768ce3413297946b",
     ("qwen3next", 3): "85aa3af526aaac99",
+    ("kimi_linear", 0): "6a1ee059858e2834",
+    ("kimi_linear", 1): "5ccc5e74c499fa7c",
+    ("kimi_linear", 2): "49d31b4dfab4a592",
+    ("kimi_linear", 3): "4be5077dce6c245f",
 }
 
 
