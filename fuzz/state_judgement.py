@@ -94,7 +94,7 @@ def _row_fault(part: TracedPart, error: float, tolerance: float) -> RowFault:
 
 def _shape(part: TracedPart, token_count: int) -> tuple[int, ...]:
     shape = part.values.shape
-    return (2, token_count, *shape[2:]) if part.part == "attention" else shape[1:]
+    return (shape[0], token_count, *shape[2:]) if part.part == "attention" else shape[1:]
 
 
 def _layout_fault(traced: Traced, place: int, shown: Shown, window: int) -> RowFault | None:
@@ -147,14 +147,14 @@ def _flat_errors(given: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def _attention_errors(traced: Traced, part: TracedPart, places: np.ndarray, tokens: Sequence[int], given: np.ndarray) -> np.ndarray:
-    """Every shown state holds the keys and then the values of its newest `tokens`."""
-    node_count = part.values.shape[1]
-    flat = part.values.reshape(2 * node_count, -1)
+    """Every shown state holds the keys, and then the values where they are kept, of its newest `tokens`."""
+    kept, node_count = part.values.shape[:2]
+    flat = part.values.reshape(kept * node_count, -1)
     nodes = []
     for place, count in zip(places.tolist(), tokens, strict=True):
         newest = traced.paths[place][len(traced.paths[place]) - count :]
-        nodes += [newest, newest + node_count]
-    counts = 2 * np.array(tokens)
+        nodes += [newest + number * node_count for number in range(kept)]
+    counts = kept * np.array(tokens)
     filled = np.flatnonzero(counts)
     result = np.zeros(len(places))
     if len(filled):

@@ -80,11 +80,13 @@ def _first_too_long(segment_sequence: np.ndarray, segment_start: np.ndarray, len
     return -1
 
 
-def attention_bytes(layer_count: int, key_heads: int, head_dim: int, n_seq_max: int, n_ctx: int, unified: bool) -> int:
+def attention_bytes(
+    layer_count: int, key_heads: int, head_dim: int, n_seq_max: int, n_ctx: int, unified: bool, keeps_values: bool = True
+) -> int:
     """Bytes that a cache will allocate."""
     n_cells = n_seq_max * n_ctx
     lists = n_seq_max * (n_cells if unified else n_ctx)
-    return 2 * layer_count * n_cells * key_heads * head_dim * 4 + lists * 4 + n_cells * 12
+    return (1 + keeps_values) * layer_count * n_cells * key_heads * head_dim * 4 + lists * 4 + n_cells * 12
 
 
 @kernel
@@ -113,7 +115,8 @@ def _sight(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.n
 class AttentionCache:
     """Keys and values, and which cells hold whose.
 
-    keys, values     of the layers without and with a window: float32 [layers, cells, key heads, head_dim] each
+    keys, values     of the layers without and with a window: float32 [layers, cells, key heads, head_dim] each; values have no channels
+                     where they are parts of keys
     cell_of          int32 [sequences, most tokens of a sequence]
     length           int64 [sequences], tokens of a sequence
     reference_count  int32 [cells], sequences that list a cell (unified only)
@@ -130,6 +133,7 @@ class AttentionCache:
         n_ctx: int,
         unified: bool,
         poison: bool = False,
+        keeps_values: bool = True,
     ) -> None:
         """is_windowed: of every attention layer, in order; window: newest tokens that such a layer sees."""
         n_cells = n_seq_max * n_ctx
@@ -140,7 +144,8 @@ class AttentionCache:
         self.unified = unified
         full, windowed = ((is_windowed.count(kind), n_cells, key_heads, head_dim) for kind in (False, True))
         self.keys = (allocate(full, poison), allocate(windowed, poison))
-        self.values = (allocate(full, poison), allocate(windowed, poison))
+        value_dim = head_dim if keeps_values else 0
+        self.values = (allocate((*full[:-1], value_dim), poison), allocate((*windowed[:-1], value_dim), poison))
         self.length = np.zeros(n_seq_max, np.int64)
         if unified:
             self.cell_of = np.empty((n_seq_max, n_cells), np.int32)

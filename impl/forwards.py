@@ -25,7 +25,8 @@ class Memory(NamedTuple):
 
     convolution_rows  float32 [recurrent layers, n_rows, convolution width]
     recurrent_rows    float32 [recurrent layers, n_rows, recurrent width]
-    keys, values      of the attention layers without and with a window: float32 [layers, cells, key heads, head_dim] each
+    keys, values      of the attention layers without and with a window: float32 [layers, cells, key heads, head_dim] each; values have no
+                      channels, or no layers, where the model keeps none
     """
 
     convolution_rows: np.ndarray
@@ -46,6 +47,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
     recurrent_shape    (heads, d_state, head_dim) of a recurrent row; (0,) when there is none
     embedding_shape    (window, channels) of a row of the convolution of per-layer embeddings; (0,) when there is none
     key_heads, head_dim  of an attention cell; 0 without attention
+    keeps_values       False: a value is a part of its key, and none is kept
     rope_theta         base of the rotation of keys, 0 without
     rotated_channels   the channels of a key that are rotated, its first ones; 0 for all
     window             newest tokens that a windowed attention layer sees, its own included; 0: no layer has a window
@@ -67,6 +69,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
     window: int = 0
     windowed_layers: tuple[int, ...] = ()
     embedding_shape: tuple[int, ...] = (0,)
+    keeps_values: bool = True
 
 
 def turned_keys(keys: np.ndarray, positions: np.ndarray, model: PreparedModel) -> np.ndarray:

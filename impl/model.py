@@ -86,6 +86,7 @@ def session_bytes(model: PreparedModel, configuration: CacheConfiguration) -> in
             configuration.n_seq_max,
             configuration.n_ctx,
             bool(configuration.unified),
+            model.keeps_values,
         )
     return total
 
@@ -122,7 +123,7 @@ def open_cache(
     if model.attention_layers:
         attention = AttentionCache(
             tuple(layer in model.windowed_layers for layer in model.attention_layers), model.window, model.key_heads, model.head_dim,
-            configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison,
+            configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison, model.keeps_values,
         )  # fmt: skip
         keys, values = attention.keys, attention.values
     return HybridCache(recurrent, attention), Memory(convolution_rows, recurrent_rows, keys, values)

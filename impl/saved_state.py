@@ -3,8 +3,8 @@
 Rules
 - Of one sequence, of its recurrent half only (`partial`), or of a whole session; a reader says which it wants.
 - Tensors, where there is something to hold: `layers.<index>.convolution`, `.recurrent`, `.embedding`, float32 [states, ...], the states of
-  all sequences one after the other, the present state of each before its snapshots; `.key` and `.value`, float32 [cells, key heads,
-  head_dim]; and `cells`, int32 [tokens of all sequences], the cell of each. What sequences share is there once.
+  all sequences one after the other, the present state of each before its snapshots; `.key` and `.value` (where it is kept), float32 [cells,
+  key heads, head_dim]; and `cells`, int32 [tokens of all sequences], the cell of each. What sequences share is there once.
 - What is saved is the logical state: a pending rollback is carried out in the copy. Snapshots are saved by a cache that says so.
 - The metadata says what the tensors are of: format version, fingerprints of model and cache, lengths and positions, checksum, which covers
   everything. It is one entry, a JSON object as text: safetensors writes several entries in an order of its own each time, and equal states
@@ -85,7 +85,7 @@ def _shapes(model: PreparedModel, metadata: _Metadata) -> Shapes:
     if metadata.cells:
         shapes["cells"] = ("I32", (sum(sequence.token_count for sequence in metadata.sequences),))
         for layer in model.attention_layers:
-            for name in ("key", "value"):
+            for name in ("key", "value")[: 1 + model.keeps_values]:
                 shapes[f"layers.{layer}.{name}"] = ("F32", (metadata.cells, model.key_heads, model.head_dim))
     return shapes
 
@@ -242,10 +242,12 @@ def _state(model: PreparedModel, metadata: _Metadata, content: Mapping[str, byte
         return "the saved state is damaged: two tokens of one sequence are in one attention cell"
     if metadata.kind == "sequence" and not np.array_equal(listed, np.arange(len(listed))):
         return "the saved state is damaged: the attention cells of its one sequence are not in order"
-    shape = (len(model.attention_layers), metadata.cells, model.key_heads, model.head_dim)
+    shape = (len(model.attention_layers), metadata.cells, model.key_heads)
     keys, values = (
-        np.frombuffer(b"".join(content.get(f"layers.{layer}.{name}", b"") for layer in model.attention_layers), np.float32).reshape(shape)
-        for name in ("key", "value")
+        np.frombuffer(b"".join(content.get(f"layers.{layer}.{name}", b"") for layer in model.attention_layers), np.float32).reshape(
+            *shape, channels
+        )
+        for name, channels in (("key", model.head_dim), ("value", model.head_dim * model.keeps_values))
     )
     return SessionState(sequences, same_as, cells, keys, values)
 

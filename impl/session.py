@@ -258,7 +258,8 @@ class NumbaSession:
 
     def inspect(self, sequence: int) -> Sequence[StateRow]:
         """The logical state, layer by layer: conv and embedding [channels, window] oldest first, recurrent [heads, head_dim, d_state],
-        attention [2, tokens, key heads, head_dim]: keys before rotation, then values. Empty for an empty sequence."""
+        attention [2, tokens, key heads, head_dim]: keys before rotation, then values; [1, ...] where values are parts of keys. Empty for
+        an empty sequence."""
         self._check_sequence("sequence", sequence)
         state = self._cache.read(sequence)
         model = self._model
@@ -275,13 +276,8 @@ class NumbaSession:
         for index, layer in enumerate(model.attention_layers if state.keys is not None else ()):
             assert state.keys is not None
             assert state.values is not None
-            rows.append(
-                StateRow(
-                    layer,
-                    "attention",
-                    np.stack([turned_keys(state.keys[index], -np.arange(state.token_count), model), state.values[index]]),
-                )
-            )
+            kept = (turned_keys(state.keys[index], -np.arange(state.token_count), model), state.values[index])
+            rows.append(StateRow(layer, "attention", np.stack(kept[: 1 + model.keeps_values])))
         return sorted(rows, key=lambda row: row.layer)
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ class Recompute:
 
         conv       [channels, taps - 1], oldest first
         recurrent  [heads, head_dim, d_state]
-        attention  [2, tokens, key heads, head_dim]: K after its norm, before the rotation by position, and V
+        attention  [2, tokens, key heads, head_dim]: K after its norm, before the rotation by position, and V; [1, ...] where V is a part of K
         """
         result: list[list[StateRow]] = [[] for _ in logs]
         for traced in self.traced(logs):

@@ -25,7 +25,8 @@ class TracedPart(msgspec.Struct, frozen=True):
 
     conv       values float64 [logs, channels, taps - 1], oldest first
     recurrent  values float64 [logs, heads, head_dim, d_state]
-    attention  values float64 [2, nodes, key heads, head_dim]: keys before their rotation by position, and values, of every node
+    attention  values float64 [2, nodes, key heads, head_dim]: keys before their rotation by position, and values, of every node; [1, ...]
+               where values are parts of keys
     """
 
     layer: int
@@ -56,9 +57,10 @@ class Trace:
         """The states after each log, float64 [logs, heads, head_dim, d_state]."""
         self.parts.append(TracedPart(layer, "recurrent", states.numpy()))
 
-    def attention(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """What every node adds to an attention cache, float64 [nodes, key heads, head_dim] each; keys before their rotation."""
-        self.parts.append(TracedPart(layer, "attention", torch.stack((key, value)).numpy()))
+    def attention(self, layer: int, *kept: torch.Tensor) -> None:
+        """What every node adds to an attention cache, float64 [nodes, key heads, head_dim] each: keys before their rotation, and values
+        where these are not parts of keys."""
+        self.parts.append(TracedPart(layer, "attention", torch.stack(kept).numpy()))
 
     def paths(self, width: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """The logs in batches of similar length: which they are, int64 [some]; their paths from the root, int64 [some, longest]; and

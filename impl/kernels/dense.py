@@ -95,6 +95,16 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, y: np.ndarr
 
 
 @kernel
+def to_length(x: np.ndarray, length: np.float32, epsilon: np.float32) -> None:
+    """x = length * x / sqrt(sum(x^2) + epsilon) in place, over whole rows; float32 [rows, channels]."""
+    for row in range(x.shape[0]):
+        source = x[row]
+        scale = length / np.float32(math.sqrt(sum_of_products(source, source) + epsilon))
+        for i in range(source.size):
+            source[i] = source[i] * scale
+
+
+@kernel
 def gated_linear_unit(gate: np.ndarray, value: np.ndarray) -> None:
     """value *= silu(gate), float32 [tokens, channels] both."""
     for token in range(gate.shape[0]):

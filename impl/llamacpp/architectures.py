@@ -32,4 +32,6 @@ ARCHITECTURES = {
     "mamba": Architecture(keeps_snapshots=False),
     "jamba": Architecture(keeps_snapshots=False),
     "minimax01": Architecture(keeps_snapshots=False, strays=True),
+    "qwen3next": Architecture(keeps_snapshots=False, fills_windows=True),
+    "kimi_linear": Architecture(keeps_snapshots=False),
 }

@@ -13,15 +13,19 @@ from ..errors import UsageError
 from ..models import Model
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
 from .jamba import JAMBA
+from .kimi_linear import KIMI_LINEAR
 from .lfm2 import LFM2
 from .lfm2_swa import LFM2_SWA
 from .mamba import MAMBA
 from .mamba2 import MAMBA2
 from .minimax01 import MINIMAX01
 from .nemotron_h import NEMOTRON_H
+from .qwen3next import QWEN3NEXT
 from .qwen35 import QWEN35
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MAMBA, JAMBA, MINIMAX01)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MAMBA, JAMBA, MINIMAX01, QWEN3NEXT, KIMI_LINEAR)
+}
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 

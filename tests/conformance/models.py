@@ -58,6 +58,18 @@ TRANSFORMERS_MODELS = (
     Model("minimax01", 2, (("attention_period", 1), ("n_expert", 1), ("n_layer", 2))),
     Model("minimax01", 3, (("attention_period", 2), ("head_dim", 12), ("n_head", 6), ("n_head_kv", 3), ("n_layer", 5), ("n_rot", 12))),
     Model("minimax01", 4, (("attention_period", 3), ("n_embd", 48), ("n_expert", 5), ("n_ff", 20), ("n_layer", 6), ("n_vocab", 100))),
+    Model("qwen3next", 0),
+    Model("qwen3next", 1),
+    Model("qwen3next", 2, (("attention_period", 1), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2), ("n_rot", 12))),
+    Model("qwen3next", 3, (("d_conv", 2), ("d_state", 8), ("n_group", 3), ("n_layer", 6), ("n_rot", 4), ("n_value_head", 6))),
+    Model(
+        "qwen3next", 4, (("attention_period", 4), ("n_embd", 48), ("n_expert", 5), ("n_ff_expert", 20), ("n_group", 1), ("n_vocab", 100))
+    ),
+    Model("kimi_linear", 0),
+    Model("kimi_linear", 1),
+    Model("kimi_linear", 2, (("attention_period", 1), ("n_dense", 2), ("n_layer", 2), ("qk_rope_dim", 4), ("value_dim", 24))),
+    Model("kimi_linear", 3, (("d_conv", 2), ("head_dim", 8), ("kv_lora_rank", 12), ("n_dense", 2), ("n_head", 3), ("n_layer", 6))),
+    Model("kimi_linear", 4, (("attention_period", 4), ("n_dense", 0), ("n_embd", 48), ("n_expert", 5), ("n_vocab", 100))),
 )
 
 LLAMA_CPP_MODELS = (
@@ -105,4 +117,16 @@ LLAMA_CPP_MODELS = (
         3,
         (("attention_period", 3), ("head_dim", 12), ("n_embd", 64), ("n_expert", 5), ("n_head", 6), ("n_layer", 5), ("n_rot", 6)),
     ),
+    Model("qwen3next", 0),
+    Model("qwen3next", 1),
+    Model("qwen3next", 2, (("attention_period", 2), ("d_state", 8), ("n_expert", 1), ("n_group", 1), ("n_layer", 5), ("n_rot", 16))),
+    Model(
+        "qwen3next",
+        3,
+        (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6)),
+    ),
+    Model("kimi_linear", 0),
+    Model("kimi_linear", 1),
+    Model("kimi_linear", 2, (("attention_period", 2), ("d_conv", 3), ("head_dim", 8), ("kv_lora_rank", 12), ("n_layer", 5))),
+    Model("kimi_linear", 3, (("n_dense", 2), ("n_embd", 64), ("n_expert", 4), ("n_head", 3), ("qk_rope_dim", 4), ("value_dim", 24))),
 )

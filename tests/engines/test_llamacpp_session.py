@@ -28,7 +28,7 @@ from statedrift.targets import llamacpp
 from statedrift.targets.llamacpp import TARGET
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01")
+FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear")
 TOLERANCE = 1e-4
 FULL = tuple(int(token) for token in implicit_tokens(0, 0, 40, 0, 64))
 Item = tuple[int | tuple[int, ...], Sequence[int], int]  # sequences, tokens, first position
@@ -322,6 +322,8 @@ def test_tokens_fit_the_capacity_that_is_reported(keys: dict[str, Any], n_ctx: i
         ),
         ("mamba", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": False, "n_ctx": 0, "n_batch": 4096}),
         ("jamba", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
+        ("qwen3next", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
+        ("kimi_linear", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
         ("mamba2", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": False, "n_ctx": 0, "n_batch": 4096}),
     ],
 )

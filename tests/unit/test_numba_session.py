@@ -42,6 +42,16 @@ MODELS = {
         "minimax01", 5, (("attention_period", 3), ("head_dim", 6), ("n_expert", 2), ("n_head", 4), ("n_layer", 3), ("n_rot", 4))
     ),
     "minimax01-recurrent": Model("minimax01", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "qwen3next": Model("qwen3next", dimensions=(("n_layer", 3),)),
+    "qwen3next-heads": Model(
+        "qwen3next", 5, (("attention_period", 2), ("d_state", 6), ("head_dim", 10), ("n_expert", 2), ("n_layer", 2), ("n_rot", 4))
+    ),
+    "kimi_linear": Model("kimi_linear", dimensions=(("n_layer", 3),)),
+    "kimi_linear-heads": Model(
+        "kimi_linear",
+        5,
+        (("attention_period", 2), ("d_conv", 3), ("head_dim", 10), ("kv_lora_rank", 6), ("n_head", 3), ("n_layer", 2), ("qk_rope_dim", 3)),
+    ),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "mamba": Model("mamba", dimensions=(("n_layer", 2),)),
     "mamba-narrow": Model("mamba", 3, (("d_conv", 2), ("d_state", 5), ("dt_rank", 1), ("n_embd", 20), ("n_layer", 1))),
@@ -51,7 +61,9 @@ MODELS = {
     "jamba-recurrent": Model("jamba", dimensions=(("attention_period", 9), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01"])
+FAMILIES = pytest.mark.parametrize(
+    "name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear"]
+)
 
 
 TARGETS = pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])
@@ -594,7 +606,7 @@ def test_a_sequence_beside_coupled_ones_keeps_the_snapshots_of_all_its_tokens(na
     assert session.positions()[:3] == [(0, 1), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01", "qwen3next", "kimi_linear"])
 @TARGETS
 def test_a_coupled_batch_counts_a_shared_token_once_and_a_full_pool_changes_nothing(name, target):
     session = opened(name, target, n_seq_max=2, n_ctx=5, unified=1)
@@ -719,7 +731,7 @@ def test_a_full_pool_of_shared_cells_is_saved_once_and_shared_again_when_restore
     assert np.array_equal(decode(again, (0, [1]), (2, [2])), decode(session, (0, [1]), (2, [2])))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01", "qwen3next", "kimi_linear"])
 @TARGETS
 def test_a_whole_session_that_does_not_fit_is_refused_and_changes_nothing(name, target):
     for unified in (0, 1):
@@ -749,7 +761,9 @@ def test_a_checkpoint_takes_a_sequence_back_to_its_end(name, target):
     assert np.array_equal(decode(session, (1, [7])), right)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "lfm2-attention", "minimax01"])
+@pytest.mark.parametrize(
+    "name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "lfm2-attention", "minimax01", "qwen3next", "kimi_linear"]
+)
 def test_a_checkpoint_does_not_grow_with_the_log_of_a_model_with_attention(name):
     sizes = []
     for count in (5, 50):
@@ -940,6 +954,8 @@ def test_a_session_that_cannot_be_had_is_an_error_before_memory_is_taken(model, 
         ("lfm2_swa-attention", "all", 0, 256),
         ("nemotron_h", "draft", 3, 256),
         ("qwen35", "draft", 3, 256),
+        ("qwen3next", "draft", 3, 256),
+        ("kimi_linear", "draft", 3, 256),
         ("qwen35-attention", "all", 0, 256),
         ("qwen35-recurrent", "draft", 3, 0),
         ("mamba", "draft", 3, 0),

@@ -41,6 +41,14 @@ GOLDEN = {
     ("minimax01", 1): "3b7a37cbacfa8785",
     ("minimax01", 2): "d6d4348cdbbc6999",
     ("minimax01", 3): "91faea7045583e47",
+    ("qwen3next", 0): "ade9f998ace1f711",
+    ("qwen3next", 1): "322ce93509a5e714",
+    ("qwen3next", 2): "768ce3413297946b",
+    ("qwen3next", 3): "85aa3af526aaac99",
+    ("kimi_linear", 0): "6a1ee059858e2834",
+    ("kimi_linear", 1): "5ccc5e74c499fa7c",
+    ("kimi_linear", 2): "49d31b4dfab4a592",
+    ("kimi_linear", 3): "4be5077dce6c245f",
 }
 
 
@@ -103,3 +111,6 @@ def test_transformers_gets_every_weight(family: str) -> None:
         assert moved, name
         reached |= moved
     assert reached == {name for name, array in before.items() if array.dtype == np.float32}
+    assert sorted(tensor.weight for tensor in family_of(model).gguf_tensors(dimensions)) == sorted(weights)
+    theirs = family_of(model).state_dict(dimensions, weights)  # where several of ours may stand in one of theirs
+    assert sum(array.size for array in theirs.values()) == sum(array.size for array in weights.values())
