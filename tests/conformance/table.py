@@ -10,9 +10,12 @@ Rules
 """
 
 import argparse
+import ast
 import functools
+import io
 import platform
 import tempfile
+import tokenize
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -35,6 +38,8 @@ FLOOR_MAX = TOLERANCE_MAX / FLOORS_IN_TOLERANCE
 NONE = "-"
 FAMILY, AT_MOST = "family", "at most"
 NOISE_TARGETS = ("numba", "llamacpp")
+ROOT = PAGE.parents[1]
+PARTS_OF_A_FAMILY = {"facts": "spec/families", "truth": "oracle", "forward": "impl"}
 PACKAGES = ("statedrift", "torch", "numba", "transformers", "llama-cpp-python")
 
 
@@ -111,6 +116,23 @@ def measured(truth: Truth, family: str) -> Measured | None:
     return Measured(max(error for error, _ in results), len(results), sum(log_count for _, log_count in results))
 
 
+def code_lines(path: Path) -> int:
+    """Lines of a source without blank ones, comments and docstrings; 0 when there is no such file."""
+    if not path.exists():
+        return 0
+    text = path.read_text(encoding="utf-8")
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(code)
+
+
 def noise_floors(target: str) -> dict[str, float]:
     """Of every family that a target runs, on its default model."""
     with Bench(target) as bench:
@@ -143,6 +165,10 @@ The largest error of a row in 200 plain decodings of one sequence, up to 200 tok
 tolerates {FLOORS_IN_TOLERANCE:g} times that, and does not judge a target whose floor is higher than below."""
 
 
+LINES = """\
+Of a family's own files, without blank lines, comments and docstrings. What families share (mixers, blocks, kernels) is not counted."""
+
+
 def page(errors: dict[tuple[str, str], Measured | None], floors: dict[str, dict[str, float]], facts: Sequence[tuple[str, str]]) -> str:
     """The whole page.
 
@@ -166,6 +192,9 @@ def page(errors: dict[tuple[str, str], Measured | None], floors: dict[str, dict[
         "## Noise floors",
         NOISE,
         markdown_table((FAMILY, *NOISE_TARGETS), noise),
+        "## Lines of code",
+        LINES,
+        markdown_table((FAMILY, *PARTS_OF_A_FAMILY, "together"), [[name, *_lines_of(name)] for name in FAMILIES]),
         "## Measured with",
         markdown_table(("", ""), [list(fact) for fact in facts]),
     ]
@@ -186,6 +215,11 @@ def _kept(layers: StateLayers) -> str:
 
 def _cell(result: Measured | None) -> str:
     return NONE if result is None else f"{result.error:.1e} ({result.model_count} models, {result.log_count} logs)"
+
+
+def _lines_of(family: str) -> list[str]:
+    counts = [code_lines(ROOT / folder / f"{family}.py") for folder in PARTS_OF_A_FAMILY.values()]
+    return [*(str(count) if count else NONE for count in counts), str(sum(counts))]
 
 
 def _floor(floor: float | None) -> str:
