@@ -17,8 +17,10 @@ from .lfm2_swa import LFM2_SWA
 from .mamba2 import MAMBA2
 from .nemotron_h import NEMOTRON_H
 from .qwen35 import QWEN35
+from .rwkv6 import RWKV6
+from .rwkv7 import RWKV7
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, RWKV6, RWKV7)}
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 
