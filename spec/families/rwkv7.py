@@ -41,8 +41,8 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             TensorFact(prefix + "time_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
             TensorFact(prefix + "time_mix_norm_bias", (n_embd,), "normal", 0.1, 0.5),
             TensorFact(prefix + "blends", (BLENDS, n_embd), "uniform", 0.4, 0.2),
-            *_low_rank(dimensions, prefix, "decay", 0.5, TensorFact(prefix + "decay_base", (n_embd,), "uniform", 2.0, -1.0)),
-            *_low_rank(dimensions, prefix, "rate", 0.5, TensorFact(prefix + "rate_base", (n_embd,), "uniform", 1.0, -1.5)),
+            *_low_rank(dimensions, prefix, "decay", 0.5, TensorFact(prefix + "decay_base", (n_embd,), "uniform", 1.5, -1.8)),
+            *_low_rank(dimensions, prefix, "rate", 0.5, TensorFact(prefix + "rate_base", (n_embd,), "uniform", 1.0, -1.8)),
         ]
         if layer:
             base = TensorFact(prefix + "value_residual_base", (n_embd,), "uniform", 1.0, -0.5)
