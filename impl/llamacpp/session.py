@@ -39,7 +39,9 @@ class LlamaPolicySession:
         """Raises UsageError for a model or a configuration that cannot be had."""
         self._model = prepared(model)
         check_session(self._model, configuration)
-        if not self._model.recurrent_layers or (model.family != "mamba2" and not self._model.attention_layers):
+        family = family_of(model)
+        is_hybrid = bool(family.attention_layers(family.defaults))
+        if not self._model.recurrent_layers or (is_hybrid and not self._model.attention_layers):
             raise UsageError(
                 f"the policy llamacpp runs a {model.family} only with recurrent and attention layers, as the engine does; give it both"
             )
@@ -48,7 +50,7 @@ class LlamaPolicySession:
         self._leaps = architecture.leaps
         self._memory = LlamaMemory(self._model, configuration, architecture, switches)
         self._n_seq_max = configuration.n_seq_max
-        self._architecture_name = str(family_of(model).gguf_metadata(self._model.dimensions)["general.architecture"]).encode()
+        self._architecture_name = str(family.gguf_metadata(self._model.dimensions)["general.architecture"]).encode()
         self._kept_on_device: dict[int, list[bytes]] = {}
         self.capabilities = self._capabilities(configuration)
 

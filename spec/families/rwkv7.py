@@ -60,9 +60,9 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 1.5 * growth * scale),
             TensorFact(prefix + "channel_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
             TensorFact(prefix + "channel_mix_norm_bias", (n_embd,), "normal", 0.1),
-            TensorFact(prefix + "channel_blend_key", (n_embd,), "uniform", 0.4, 0.3),
+            TensorFact(prefix + "channel_blend_key", (n_embd,), "uniform", 0.4, 0.5),
             TensorFact(prefix + "channel_key_projection", (n_ff, n_embd), "normal", scale),
-            TensorFact(prefix + "channel_value_projection", (n_embd, n_ff), "normal", growth / math.sqrt(n_ff)),
+            TensorFact(prefix + "channel_value_projection", (n_embd, n_ff), "normal", 1.5 * growth / math.sqrt(n_ff)),
         ]
     return tuple(facts)
 
