@@ -24,7 +24,7 @@ from .kernels.rows import zero_rows
 from .kernels.rwkv7_wkv import rwkv7_wkv
 from .kernels.token_shift import blend, token_shift
 from .memory import aligned
-from .rwkv6 import CHANNEL_MIX, TIME_MIX, Norm, norms, normed_embedding, shapes, stacked, through_tanh
+from .rwkv6 import CHANNEL_MIX, TIME_MIX, Norm, normed_embedding, norms, shapes, stacked, through_tanh
 
 _EPSILON, _HEAD_EPSILON = np.float32(NORM_EPSILON), np.float32(HEAD_NORM_EPSILON)
 _DECAY_LEAST = np.float32(DECAY_LEAST)

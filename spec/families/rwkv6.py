@@ -156,8 +156,14 @@ RWKV6 = Family(
     name="rwkv6",
     title="RWKV-6: pure recurrent, token shift and a state of outer products in every layer",
     defaults={
-        "n_vocab": 64, "n_embd": 64, "n_layer": 3, "n_ff": 96, "wkv_head_size": 32, "time_mix_extra_dim": 4, "time_decay_extra_dim": 8,
-    },  # fmt: skip
+        "n_vocab": 64,
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_ff": 96,
+        "wkv_head_size": 32,
+        "time_mix_extra_dim": 4,
+        "time_decay_extra_dim": 8,
+    },
     bounds={"n_vocab": (8, 65536), "n_layer": (1, 64)},
     check=lambda dimensions: check_heads("rwkv6", dimensions),
     tensors=_tensors,

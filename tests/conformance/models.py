@@ -42,6 +42,24 @@ TRANSFORMERS_MODELS = (
     Model("qwen35", 4, (("attention_period", 4), ("n_embd", 48), ("n_ff", 80), ("n_group", 1), ("n_vocab", 100))),
 )
 
+RWKV_MODELS = (
+    Model("rwkv6", 0),
+    Model("rwkv6", 1),
+    Model("rwkv6", 2, (("n_embd", 48), ("n_layer", 2), ("wkv_head_size", 16))),
+    Model("rwkv6", 3, (("n_embd", 36), ("n_ff", 50), ("time_decay_extra_dim", 6), ("time_mix_extra_dim", 3), ("wkv_head_size", 12))),
+    Model("rwkv7", 0),
+    Model("rwkv7", 1),
+    Model("rwkv7", 2, (("n_embd", 48), ("n_layer", 2), ("wkv_head_size", 16))),
+    Model(
+        "rwkv7",
+        3,
+        (
+            ("decay_lora_rank", 3), ("gate_lora_rank", 5), ("n_embd", 36), ("n_ff", 50), ("rate_lora_rank", 4),
+            ("value_residual_lora_rank", 2), ("wkv_head_size", 12),
+        ),
+    ),
+)  # fmt: skip
+
 LLAMA_CPP_MODELS = (
     Model("mamba2", 0),
     Model("mamba2", 1),
@@ -69,5 +87,15 @@ LLAMA_CPP_MODELS = (
     Model("qwen35", 2, (("attention_period", 2), ("d_state", 8), ("n_group", 1), ("n_layer", 5), ("n_rot", 16))),
     Model(
         "qwen35", 3, (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6))
+    ),
+    Model("rwkv6", 0),
+    Model("rwkv6", 1),
+    Model("rwkv6", 2, (("n_embd", 48), ("n_layer", 2), ("n_vocab", 100), ("wkv_head_size", 16))),
+    Model("rwkv6", 3, (("n_ff", 50), ("time_decay_extra_dim", 6), ("time_mix_extra_dim", 3), ("wkv_head_size", 64))),
+    Model("rwkv7", 0),
+    Model("rwkv7", 1),
+    Model("rwkv7", 2, (("n_embd", 128), ("n_layer", 2), ("n_vocab", 100))),
+    Model(
+        "rwkv7", 3, (("decay_lora_rank", 3), ("gate_lora_rank", 5), ("n_ff", 50), ("rate_lora_rank", 4), ("value_residual_lora_rank", 2))
     ),
 )

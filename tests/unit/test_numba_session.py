@@ -37,10 +37,14 @@ MODELS = {
     ),
     "qwen35-attention": Model("qwen35", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "qwen35-recurrent": Model("qwen35", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "rwkv6": Model("rwkv6", dimensions=(("n_layer", 2),)),
+    "rwkv6-heads": Model("rwkv6", 5, (("n_embd", 36), ("n_layer", 1), ("wkv_head_size", 12))),
+    "rwkv7": Model("rwkv7", dimensions=(("n_layer", 2),)),
+    "rwkv7-heads": Model("rwkv7", 5, (("n_embd", 36), ("n_layer", 2), ("wkv_head_size", 12))),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "rwkv6", "rwkv7"])
 
 
 TARGETS = pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])

@@ -25,6 +25,8 @@ MODELS = {
     "lfm2_swa": Model("lfm2_swa"),
     "nemotron_h": Model("nemotron_h"),
     "qwen35": Model("qwen35"),
+    "rwkv6": Model("rwkv6", dimensions=(("n_layer", 1),)),
+    "rwkv7": Model("rwkv7", dimensions=(("n_layer", 1),)),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 

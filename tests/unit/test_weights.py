@@ -29,6 +29,14 @@ GOLDEN = {
     ("qwen35", 1): "eac5daa59a48d1bd",
     ("qwen35", 2): "da3e8083bb725f9d",
     ("qwen35", 3): "9a170f1c2f6be1e8",
+    ("rwkv6", 0): "6a1777576c410179",
+    ("rwkv6", 1): "af287f6970f494a8",
+    ("rwkv6", 2): "85f4a7111fbd6913",
+    ("rwkv6", 3): "e0021d9718bf9454",
+    ("rwkv7", 0): "53941f6ed1321fb4",
+    ("rwkv7", 1): "713d6325bb9b51f6",
+    ("rwkv7", 2): "4d339e93ab1e2de3",
+    ("rwkv7", 3): "ea270522defeb58d",
 }
 
 
@@ -76,5 +84,7 @@ def test_one_more_layer_leaves_the_other_layers_as_they_are(family: str) -> None
 def test_gguf_and_transformers_get_every_weight(family: str) -> None:
     model = Model(family)
     weights, dimensions = weights_of(model), dimensions_of(model)
-    assert sorted(tensor.weight for tensor in family_of(model).gguf_tensors(dimensions)) == sorted(weights)
-    assert len(family_of(model).state_dict(dimensions, weights)) == len(weights)
+    family = family_of(model)
+    assert {tensor.weight for tensor in family.gguf_tensors(dimensions)} == set(weights)  # a file may hold one twice
+    if family.transformers_class:
+        assert len(family.state_dict(dimensions, weights)) == len(weights)
