@@ -84,7 +84,7 @@ def test_one_more_layer_leaves_the_other_layers_as_they_are(family: str) -> None
 def test_gguf_and_transformers_get_every_weight(family: str) -> None:
     model = Model(family)
     weights, dimensions = weights_of(model), dimensions_of(model)
-    family = family_of(model)
-    assert {tensor.weight for tensor in family.gguf_tensors(dimensions)} == set(weights)  # a file may hold one twice
-    if family.transformers_class:
-        assert len(family.state_dict(dimensions, weights)) == len(weights)
+    facts = family_of(model)
+    assert {tensor.weight for tensor in facts.gguf_tensors(dimensions)} == set(weights)  # a file may hold one twice
+    if facts.transformers_class:
+        assert len(facts.state_dict(dimensions, weights)) == len(weights)
