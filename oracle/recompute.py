@@ -123,7 +123,7 @@ class Recompute:
     def states(self, logs: Sequence[tuple[int, ...]]) -> list[list[StateRow]]:
         """For every log the logical state rows after it, layer by layer, as float32; logs as in `rows`, an empty one has no rows.
 
-        conv       [channels, taps - 1], oldest first
+        conv       [channels, taps - 1], oldest first; of a token shift [channels, mixers]
         recurrent  [heads, head_dim, d_state]
         attention  [2, tokens, key heads, head_dim]: K after its norm, before the rotation by position, and V; [1, ...] where V is a part of K
         """

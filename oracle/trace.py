@@ -23,7 +23,7 @@ BATCH_MAX_ELEMENTS = 1 << 19
 class TracedPart(msgspec.Struct, frozen=True):
     """One part of one layer, for all logs of a trace.
 
-    conv       values float64 [logs, channels, taps - 1], oldest first
+    conv       values float64 [logs, channels, taps - 1], oldest first; of a token shift [logs, channels, mixers]
     recurrent  values float64 [logs, heads, head_dim, d_state]
     attention  values float64 [2, nodes, key heads, head_dim]: keys before their rotation by position, and values, of every node; [1, ...]
                where values are parts of keys
@@ -51,6 +51,11 @@ class Trace:
     def convolution(self, layer: int, inputs: torch.Tensor, width: int) -> None:
         """The newest `width` inputs of a convolution, float64 [nodes, channels], before and at each log's end."""
         newest = [value.index_select(0, self.nodes) for value in reversed(windows(inputs, self._forest, 0, width))]
+        self.parts.append(TracedPart(layer, "conv", torch.stack(newest, dim=-1).numpy()))
+
+    def token_shift(self, layer: int, *inputs: torch.Tensor) -> None:
+        """The inputs of the layer's mixers at each log's end, float64 [nodes, channels] each: a column of the conv part for each mixer."""
+        newest = [value.index_select(0, self.nodes) for value in inputs]
         self.parts.append(TracedPart(layer, "conv", torch.stack(newest, dim=-1).numpy()))
 
     def recurrent(self, layer: int, states: torch.Tensor) -> None:

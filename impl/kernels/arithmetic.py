@@ -45,6 +45,14 @@ def sigmoid(x: np.float32) -> np.float32:
 
 
 @kernel
+def hyperbolic_tangent(x: np.float32) -> np.float32:
+    """The hyperbolic tangent, float32; within 1e-7."""
+    shrunk = exponential(-(abs(x) + abs(x)))
+    size = (_ONE - shrunk) / (_ONE + shrunk)
+    return -size if x < _ZERO else size
+
+
+@kernel
 def silu(x: np.float32) -> np.float32:
     """x times its logistic function, float32."""
     return x / (_ONE + exponential(-x))

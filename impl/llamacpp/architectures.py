@@ -12,6 +12,8 @@ class Architecture(NamedTuple):
 
     keeps_snapshots  n_rs_seq is honoured; else it becomes 0 (llm_arch_supports_rs_rollback in src/llama-arch.cpp)
     fills_windows    its graph writes every plane of a convolution (src/models/delta-net-base.cpp, build_conv_state)
+    own_windows, own_states  a convolution or recurrent row stands in a saved state in the order of ours; else with its last two axes
+                     exchanged: the taps of a channel, and the state channels of a head's channel, are together
     leaps            M-RoPE: positions have several parts, need only grow, cannot be shifted, and cells are tagged with their token
     strays           a token of several sequences makes the graph write its decays beyond their tensor and read some that nothing wrote
                      (src/models/minimax-01.cpp, set_input counts ids where the tensor counts sets): what comes out is no affair of the memory
@@ -21,6 +23,8 @@ class Architecture(NamedTuple):
     fills_windows: bool = False
     leaps: bool = False
     strays: bool = False
+    own_windows: bool = False
+    own_states: bool = False
 
 
 ARCHITECTURES = {
@@ -34,4 +38,6 @@ ARCHITECTURES = {
     "minimax01": Architecture(keeps_snapshots=False, strays=True),
     "qwen3next": Architecture(keeps_snapshots=False, fills_windows=True),
     "kimi_linear": Architecture(keeps_snapshots=False),
+    "rwkv6": Architecture(keeps_snapshots=False, own_windows=True, own_states=True),
+    "rwkv7": Architecture(keeps_snapshots=False, own_windows=True),
 }

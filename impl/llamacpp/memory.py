@@ -50,8 +50,7 @@ class LlamaMemory:
         self.n_batch = min(pool, N_BATCH_MAX) if self.is_hybrid else N_BATCH_MAX
         self.n_ubatch = min(self.n_batch, configuration.n_ubatch)
         self.n_rs_seq = configuration.n_rs_seq if architecture.keeps_snapshots else 0
-        fills_windows = architecture.fills_windows and self.n_rs_seq > 0
-        self.recurrent = LlamaRecurrentMemory(model, n_seq_max, self.n_rs_seq, fills_windows, switches)
+        self.recurrent = LlamaRecurrentMemory(model, n_seq_max, self.n_rs_seq, architecture, switches)
         self.attention: list[LlamaAttentionCells] = []
         no_cells = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
         keys, values = [no_cells, no_cells], [no_cells, no_cells]

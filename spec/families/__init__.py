@@ -22,9 +22,12 @@ from .minimax01 import MINIMAX01
 from .nemotron_h import NEMOTRON_H
 from .qwen3next import QWEN3NEXT
 from .qwen35 import QWEN35
+from .rwkv6 import RWKV6
+from .rwkv7 import RWKV7
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MAMBA, JAMBA, MINIMAX01, QWEN3NEXT, KIMI_LINEAR)
+    family.name: family
+    for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MAMBA, JAMBA, MINIMAX01, QWEN3NEXT, KIMI_LINEAR, RWKV6, RWKV7)
 }
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]

@@ -72,6 +72,24 @@ TRANSFORMERS_MODELS = (
     Model("kimi_linear", 4, (("attention_period", 4), ("n_dense", 0), ("n_embd", 48), ("n_expert", 5), ("n_vocab", 100))),
 )
 
+RWKV_MODELS = (
+    Model("rwkv6", 0),
+    Model("rwkv6", 1),
+    Model("rwkv6", 2, (("n_embd", 48), ("n_layer", 2), ("wkv_head_size", 16))),
+    Model("rwkv6", 3, (("n_embd", 36), ("n_ff", 50), ("time_decay_extra_dim", 6), ("time_mix_extra_dim", 3), ("wkv_head_size", 12))),
+    Model("rwkv7", 0),
+    Model("rwkv7", 1),
+    Model("rwkv7", 2, (("n_embd", 48), ("n_layer", 2), ("wkv_head_size", 16))),
+    Model(
+        "rwkv7",
+        3,
+        (
+            ("decay_lora_rank", 3), ("gate_lora_rank", 5), ("n_embd", 36), ("n_ff", 50), ("rate_lora_rank", 4),
+            ("value_residual_lora_rank", 2), ("wkv_head_size", 12),
+        ),
+    ),
+)  # fmt: skip
+
 LLAMA_CPP_MODELS = (
     Model("mamba", 0),
     Model("mamba", 1),
@@ -129,4 +147,14 @@ LLAMA_CPP_MODELS = (
     Model("kimi_linear", 1),
     Model("kimi_linear", 2, (("attention_period", 2), ("d_conv", 3), ("head_dim", 8), ("kv_lora_rank", 12), ("n_layer", 5))),
     Model("kimi_linear", 3, (("n_dense", 2), ("n_embd", 64), ("n_expert", 4), ("n_head", 3), ("qk_rope_dim", 4), ("value_dim", 24))),
+    Model("rwkv6", 0),
+    Model("rwkv6", 1),
+    Model("rwkv6", 2, (("n_embd", 48), ("n_layer", 2), ("n_vocab", 100), ("wkv_head_size", 16))),
+    Model("rwkv6", 3, (("n_ff", 50), ("time_decay_extra_dim", 6), ("time_mix_extra_dim", 3), ("wkv_head_size", 64))),
+    Model("rwkv7", 0),
+    Model("rwkv7", 1),
+    Model("rwkv7", 2, (("n_embd", 128), ("n_layer", 2), ("n_vocab", 100))),
+    Model(
+        "rwkv7", 3, (("decay_lora_rank", 3), ("gate_lora_rank", 5), ("n_ff", 50), ("rate_lora_rank", 4), ("value_residual_lora_rank", 2))
+    ),
 )

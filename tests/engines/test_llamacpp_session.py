@@ -28,7 +28,20 @@ from statedrift.targets import llamacpp
 from statedrift.targets.llamacpp import TARGET
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear")
+FAMILIES = (
+    "mamba2",
+    "lfm2",
+    "lfm2_swa",
+    "nemotron_h",
+    "qwen35",
+    "mamba",
+    "jamba",
+    "minimax01",
+    "qwen3next",
+    "kimi_linear",
+    "rwkv6",
+    "rwkv7",
+)
 TOLERANCE = 1e-4
 FULL = tuple(int(token) for token in implicit_tokens(0, 0, 40, 0, 64))
 Item = tuple[int | tuple[int, ...], Sequence[int], int]  # sequences, tokens, first position

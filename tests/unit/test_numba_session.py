@@ -52,6 +52,10 @@ MODELS = {
         5,
         (("attention_period", 2), ("d_conv", 3), ("head_dim", 10), ("kv_lora_rank", 6), ("n_head", 3), ("n_layer", 2), ("qk_rope_dim", 3)),
     ),
+    "rwkv6": Model("rwkv6", dimensions=(("n_layer", 2),)),
+    "rwkv6-heads": Model("rwkv6", 5, (("n_embd", 36), ("n_layer", 1), ("wkv_head_size", 12))),
+    "rwkv7": Model("rwkv7", dimensions=(("n_layer", 2),)),
+    "rwkv7-heads": Model("rwkv7", 5, (("n_embd", 36), ("n_layer", 2), ("wkv_head_size", 12))),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "mamba": Model("mamba", dimensions=(("n_layer", 2),)),
     "mamba-narrow": Model("mamba", 3, (("d_conv", 2), ("d_state", 5), ("dt_rank", 1), ("n_embd", 20), ("n_layer", 1))),
@@ -62,7 +66,8 @@ MODELS = {
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 FAMILIES = pytest.mark.parametrize(
-    "name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear"]
+    "name",
+    ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear", "rwkv6", "rwkv7"],
 )
 
 

@@ -28,6 +28,8 @@ MODELS = {
     "mamba": Model("mamba"),
     "jamba": Model("jamba"),
     "minimax01": Model("minimax01"),
+    "rwkv6": Model("rwkv6", dimensions=(("n_layer", 1),)),
+    "rwkv7": Model("rwkv7", dimensions=(("n_layer", 1),)),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
