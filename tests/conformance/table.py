@@ -1,12 +1,14 @@
 """docs/families.md: every family, what it keeps, and how far its recompute is from what others compute.
 
-    python -m tests.conformance.table           measures everything and writes the page (some minutes)
-    python -m tests.conformance.table --check   measures nothing: says where the page lacks a family or a truth, or shows too large an error
+    python -m tests.conformance.table             measures everything and writes the page (some minutes)
+    python -m tests.conformance.table FAMILY ...  measures these families anew, and those that the page lacks
+    python -m tests.conformance.table --check     measures nothing: says where the page lacks a family or a truth, or shows too large an error
 
 Rules
 - The models and logs are those of the conformance tests, and so are the bounds.
 - A truth is one entry of TRUTHS; its package is imported when it is asked to measure, so that the page can be checked without it.
 - Whatever can be read off a family (title, layers, widths, dimensions) is, never written by hand.
+- All numbers of a page were measured with the same versions: with others, everything is measured anew.
 """
 
 import argparse
@@ -27,28 +29,25 @@ from statedrift.cli.throughput import markdown_table
 from statedrift.fuzz.calibration import FLOORS_IN_TOLERANCE, TOLERANCE_MAX
 from statedrift.fuzz.trial import Bench
 from statedrift.oracle.recompute import Recompute, Request, use_one_thread
+from statedrift.spec.errors import UnavailableError
 from statedrift.spec.families import FAMILIES, Family
 from statedrift.spec.models import Model
 from statedrift.spec.state_sizes import KINDS, StateLayers, width
 
-from tests.conformance.models import LLAMA_CPP_MODELS, TRANSFORMERS_MODELS
+from tests.conformance.models import LLAMA_CPP_MODELS, RWKV_MODELS, TRANSFORMERS_MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 FLOOR_MAX = TOLERANCE_MAX / FLOORS_IN_TOLERANCE
-NONE = "-"
+NONE, NOT_JUDGED = "-", "not judged"
 FAMILY, AT_MOST = "family", "at most"
 NOISE_TARGETS = ("numba", "llamacpp")
 ROOT = PAGE.parents[1]
 PARTS_OF_A_FAMILY = {"facts": "spec/families", "truth": "oracle", "forward": "impl"}
-PACKAGES = ("statedrift", "torch", "numba", "transformers", "llama-cpp-python")
+PACKAGES = ("statedrift", "torch", "numba", "transformers", "rwkv", "llama-cpp-python")
 
 
-class Measured(NamedTuple):
-    """The largest error over so many models and logs."""
-
-    error: float
-    model_count: int
-    log_count: int
+Cells = dict[tuple[str, str], str]
+"""The measured cells of the page, by column and family."""
 
 
 class Truth(NamedTuple):
@@ -92,6 +91,24 @@ def _transformers_in_float64(model: Model) -> tuple[float, int]:
     return max(errors), len(logs)
 
 
+def _rwkv(model: Model) -> tuple[float, int]:
+    from tests.conformance.rwkv_truth import largest_error, logs_of, state_dict, their_model, their_rows
+
+    with tempfile.TemporaryDirectory() as folder:
+        module, logs = their_model(model, Path(folder), state_dict(model)), tuple(logs_of(model))
+        return max(largest_error(their_rows(module, log), ours) for log, ours in zip(logs, our_rows(model, logs), strict=True)), len(logs)
+
+
+def _rwkv_in_float64(model: Model) -> tuple[float, int]:
+    from tests.conformance.rwkv_truth import float64, largest_error, logs_of, state_dict, their_model, their_rows
+
+    logs = tuple(logs_of(model))
+    with tempfile.TemporaryDirectory() as folder, float64():
+        module = their_model(model, Path(folder), state_dict(model), is_double=True)
+        theirs = [their_rows(module, log) for log in logs]
+    return max(largest_error(rows, ours) for rows, ours in zip(theirs, our_rows(model, logs), strict=True)), len(logs)
+
+
 def _llama_cpp(model: Model) -> tuple[float, int]:
     from tests.conformance.llama_cpp_truth import errors, log_of, their_rows
 
@@ -104,16 +121,40 @@ def _llama_cpp(model: Model) -> tuple[float, int]:
 TRUTHS = (
     Truth("Transformers as shipped", 2e-5, TRANSFORMERS_MODELS, _transformers),
     Truth("Transformers in float64", 1e-9, TRANSFORMERS_MODELS, _transformers_in_float64),
+    Truth("rwkv as shipped", 2e-5, RWKV_MODELS, _rwkv),
+    Truth("rwkv in float64", 1e-9, RWKV_MODELS, _rwkv_in_float64),
     Truth("llama.cpp", 1e-4, LLAMA_CPP_MODELS, _llama_cpp),
 )
 
 
-def measured(truth: Truth, family: str) -> Measured | None:
-    """The largest error of a family's models; None when the truth has none."""
+def measured(truth: Truth, family: str) -> str:
+    """The cell of a family's largest error; NONE when the truth does not have it."""
     results = [truth.measure(model) for model in truth.models if model.family == family]
     if not results:
-        return None
-    return Measured(max(error for error, _ in results), len(results), sum(log_count for _, log_count in results))
+        return NONE
+    return f"{max(error for error, _ in results):.1e} ({len(results)} models, {sum(log_count for _, log_count in results)} logs)"
+
+
+def noise_floor(bench: Bench, family: str) -> str:
+    """The cell of a target's noise floor on a family's default model; NONE when it does not run it."""
+    if family not in bench.target.families:
+        return NONE
+    try:
+        return f"{bench.noise(Model(family)).floor:.1e}"
+    except UnavailableError:
+        return NOT_JUDGED
+
+
+def measured_cells(families: Sequence[str]) -> Cells:
+    """Every cell of these families."""
+    cells: Cells = {}
+    for family in families:
+        print(f"measuring {family}", flush=True)
+        cells |= {(truth.column, family): measured(truth, family) for truth in TRUTHS}
+    for target in NOISE_TARGETS:
+        with Bench(target) as bench:
+            cells |= {(target, family): noise_floor(bench, family) for family in families}
+    return cells
 
 
 def code_lines(path: Path) -> int:
@@ -133,12 +174,6 @@ def code_lines(path: Path) -> int:
     return len(code)
 
 
-def noise_floors(target: str) -> dict[str, float]:
-    """Of every family that a target runs, on its default model."""
-    with Bench(target) as bench:
-        return {family: bench.noise(Model(family)).floor for family in FAMILIES if family in bench.target.families}
-
-
 # --- the page ----------------------------------------------------------------------------------------------------------------
 
 INTRODUCTION = """\
@@ -154,8 +189,8 @@ OUTSIDE = """\
 The truth of a campaign is our own recompute in float64; here it is held to what others compute with the same weights, on the default shape with
 two seeds and on other shapes, over whole logs of 1 to 70 tokens.
 
-- *Transformers as shipped* and *in float64* (with everything they cast to float32 left as it is): the largest difference of a log's logits,
-  relative to the largest of them.
+- *Transformers*, and the *rwkv* package of RWKV's author, *as shipped* and *in float64* (what they cast to float32 stays as it is): the largest
+  difference of a log's logits, relative to the largest of them.
 - *llama.cpp*: the largest error of a row as the contract defines it, max|y - r| / (1 + rms(r)); it computes in float32 with sums of its own.
 
 A cell is the largest error, with how many models and logs were compared. `-`: that one does not have the family."""
@@ -169,18 +204,13 @@ LINES = """\
 Of a family's own files, without blank lines, comments and docstrings. What families share (mixers, blocks, kernels) is not counted."""
 
 
-def page(errors: dict[tuple[str, str], Measured | None], floors: dict[str, dict[str, float]], facts: Sequence[tuple[str, str]]) -> str:
-    """The whole page.
-
-    errors  by column and family
-    floors  by target and family
-    facts   what was compared, and when
-    """
+def page(cells: Cells, facts: Sequence[tuple[str, str]]) -> str:
+    """The whole page; facts: what was compared, and when."""
     columns = [truth.column for truth in TRUTHS]
     outside = [[AT_MOST, *(f"{truth.bound:.0e}" for truth in TRUTHS)]]
-    outside += [[family, *(_cell(errors[column, family]) for column in columns)] for family in FAMILIES]
+    outside += [[family, *(cells[column, family] for column in columns)] for family in FAMILIES]
     noise = [[AT_MOST, *[f"{FLOOR_MAX:.0e}"] * len(NOISE_TARGETS)]]
-    noise += [[family, *(_floor(floors[target].get(family)) for target in NOISE_TARGETS)] for family in FAMILIES]
+    noise += [[family, *(cells[target, family] for target in NOISE_TARGETS)] for family in FAMILIES]
     parts = [
         "# Families",
         INTRODUCTION,
@@ -196,7 +226,7 @@ def page(errors: dict[tuple[str, str], Measured | None], floors: dict[str, dict[
         LINES,
         markdown_table((FAMILY, *PARTS_OF_A_FAMILY, "together"), [[name, *_lines_of(name)] for name in FAMILIES]),
         "## Measured with",
-        markdown_table(("", ""), [list(fact) for fact in facts]),
+        markdown_table(("what", "which"), [list(fact) for fact in facts]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -213,17 +243,9 @@ def _kept(layers: StateLayers) -> str:
     return f"{layers.count} x {layers.kind.replace('_', ' ')} ({widths})"
 
 
-def _cell(result: Measured | None) -> str:
-    return NONE if result is None else f"{result.error:.1e} ({result.model_count} models, {result.log_count} logs)"
-
-
 def _lines_of(family: str) -> list[str]:
     counts = [code_lines(ROOT / folder / f"{family}.py") for folder in PARTS_OF_A_FAMILY.values()]
     return [*(str(count) if count else NONE for count in counts), str(sum(counts))]
-
-
-def _floor(floor: float | None) -> str:
-    return NONE if floor is None else f"{floor:.1e}"
 
 
 # --- the check ---------------------------------------------------------------------------------------------------------------
@@ -246,7 +268,7 @@ def faults(text: str) -> list[str]:
             found += _cell_faults(name, truth, outside[name].get(truth.column, NONE))
         for target in NOISE_TARGETS:
             shown = noise[name][target]
-            if shown != NONE and not float(shown) <= FLOOR_MAX:
+            if shown not in (NONE, NOT_JUDGED) and not float(shown) <= FLOOR_MAX:
                 found.append(f"{name}: the noise floor of {target}, {shown}, is too high")
     found += [f"there is no family {name}" for name in (outside.keys() | noise.keys()) - FAMILIES.keys() - {AT_MOST}]
     return found
@@ -282,19 +304,31 @@ def _facts() -> list[tuple[str, str]]:
     return [("date", datetime.now(UTC).date().isoformat()), ("system", system), *((package, version(package)) for package in PACKAGES)]
 
 
+def _kept_cells(text: str, facts: Sequence[tuple[str, str]]) -> Cells:
+    """The cells of a page that was written earlier; none when other versions were compared than `facts` says."""
+    tables = _tables(text)
+    before = {row["what"]: row["which"] for table in tables for row in table if "what" in row}
+    if any(before.get(what) != which for what, which in facts if what != "date"):
+        return {}
+    columns = (*(truth.column for truth in TRUTHS), *NOISE_TARGETS)
+    return {(column, row[FAMILY]): row[column] for table in tables for row in table for column in columns if column in row}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, or check it; 1 when it is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.table", description="Write docs/families.md.")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="measure only these, and those that are missing")
     parser.add_argument("--check", action="store_true", help="measure nothing; say what is wrong with the page as it is")
-    if not parser.parse_args(arguments).check:
+    given = parser.parse_args(arguments)
+    if unknown := set(given.families) - FAMILIES.keys():
+        parser.error(f"there is no family {min(unknown)}; there are {', '.join(FAMILIES)}")
+    if not given.check:
         use_one_thread()
-        errors = {}
-        for family in FAMILIES:
-            print(f"measuring {family}", flush=True)
-            errors |= {(truth.column, family): measured(truth, family) for truth in TRUTHS}
-        print("measuring noise floors", flush=True)
-        floors = {target: noise_floors(target) for target in NOISE_TARGETS}
-        PAGE.write_text(page(errors, floors, _facts()), encoding="utf-8")
+        facts = _facts()
+        cells = _kept_cells(PAGE.read_text(encoding="utf-8"), facts) if given.families and PAGE.exists() else {}
+        names = (*(truth.column for truth in TRUTHS), *NOISE_TARGETS)
+        missing = [family for family in FAMILIES if family in given.families or any((name, family) not in cells for name in names)]
+        PAGE.write_text(page(cells | measured_cells(missing), facts), encoding="utf-8")
     found = faults(PAGE.read_text(encoding="utf-8"))
     print("\n".join(found) or f"{PAGE.name} is as it should be")
     return int(bool(found))

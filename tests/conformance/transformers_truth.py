@@ -44,6 +44,9 @@ def casts_to_float32_lifted(module: Any) -> Iterator[None]:
             keywords["dtype"] = torch.float64
         return to(tensor, *arguments, **keywords)
 
+    def type_kept(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        return kept(tensor, dtype)
+
     def softmax_kept(scores: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
         return softmax(scores, dim=dim)
 
@@ -55,6 +58,7 @@ def casts_to_float32_lifted(module: Any) -> Iterator[None]:
     with (
         mock.patch.object(torch.Tensor, "float", lambda tensor: tensor.double()),
         mock.patch.object(torch.Tensor, "to", kept),
+        mock.patch.object(torch.Tensor, "type", type_kept),
         mock.patch.object(torch.nn.functional, "softmax", softmax_kept),
         mock.patch.object(torch, "float", torch.float64),
     ):
