@@ -12,12 +12,15 @@ class Architecture(NamedTuple):
 
     keeps_snapshots  n_rs_seq is honoured; else it becomes 0 (llm_arch_supports_rs_rollback in src/llama-arch.cpp)
     fills_windows    its graph writes every plane of a convolution (src/models/delta-net-base.cpp, build_conv_state)
+    one_sequence     a graph of n_ubatch tokens of one sequence is reserved when a context is opened (src/llama-context.cpp, sched_reserve);
+                     where every sequence has a stream of its own, their number must divide the tokens, or the graph cannot be built
     leaps            M-RoPE: positions have several parts, need only grow, cannot be shifted, and cells are tagged with their token
     """
 
     keeps_snapshots: bool
     fills_windows: bool = False
     leaps: bool = False
+    one_sequence: bool = False
 
 
 ARCHITECTURES = {
@@ -27,5 +30,5 @@ ARCHITECTURES = {
     "nemotron_h": Architecture(keeps_snapshots=True),
     "qwen35": Architecture(keeps_snapshots=True, fills_windows=True, leaps=True),
     "qwen3next": Architecture(keeps_snapshots=False, fills_windows=True),
-    "kimi_linear": Architecture(keeps_snapshots=False),
+    "kimi_linear": Architecture(keeps_snapshots=False, one_sequence=True),
 }
