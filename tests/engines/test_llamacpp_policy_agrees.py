@@ -68,6 +68,7 @@ def test_random_programs_end_the_same_in_the_policy_and_in_the_engine(pair, fami
         "model lfm2; decode 0:5; share 0 1; rollback 0 2; save_all a",  # different rollback indices in one cell
         "model lfm2; decode 0:9; share 0 1 2 5",  # a part across streams
         "model lfm2_swa; decode 0:2; shift 0 3; decode 0:1",  # a shift with no layer to turn
+        "model kimi_linear; cache n_seq_max=3; decode 0:1",  # three streams and a graph of 64 tokens of one sequence
     ],
 )
 def test_where_the_engine_aborts_the_policy_ends_in_the_same_crash(pair, text):
