@@ -11,14 +11,16 @@ from types import MappingProxyType
 
 from ..errors import UsageError
 from ..models import Model
+from .falcon_h1 import FALCON_H1
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
 from .lfm2 import LFM2
 from .lfm2_swa import LFM2_SWA
 from .mamba2 import MAMBA2
 from .nemotron_h import NEMOTRON_H
 from .qwen35 import QWEN35
+from .zamba2 import ZAMBA2
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, FALCON_H1, ZAMBA2)}
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 

@@ -40,6 +40,20 @@ TRANSFORMERS_MODELS = (
     Model("qwen35", 2, (("attention_period", 1), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2), ("n_rot", 12))),
     Model("qwen35", 3, (("d_conv", 2), ("d_state", 8), ("n_group", 3), ("n_layer", 6), ("n_rot", 4), ("n_value_head", 6))),
     Model("qwen35", 4, (("attention_period", 4), ("n_embd", 48), ("n_ff", 80), ("n_group", 1), ("n_vocab", 100))),
+    Model("falcon_h1", 0),
+    Model("falcon_h1", 1),
+    Model("falcon_h1", 2, (("n_head", 6), ("n_head_kv", 2), ("n_layer", 2), ("ssm_norm", 1))),
+    Model("falcon_h1", 3, (("d_inner", 96), ("n_group", 2), ("n_head_kv", 2), ("n_head_ssm", 6), ("n_layer", 2), ("ssm_norm", 1))),
+    Model(
+        "falcon_h1",
+        4,
+        (("d_conv", 2), ("d_state", 8), ("n_embd", 32), ("n_ff", 80), ("n_group", 2), ("n_head", 2), ("n_head_kv", 1), ("n_vocab", 100)),
+    ),
+    Model("zamba2", 0),
+    Model("zamba2", 1),
+    Model("zamba2", 2, (("attention_period", 1), ("n_block", 2), ("n_head", 4), ("n_layer", 3))),
+    Model("zamba2", 3, (("adapter_rank", 3), ("d_inner", 96), ("n_block", 2), ("n_group", 2), ("n_head_ssm", 6), ("n_layer", 6))),
+    Model("zamba2", 4, (("attention_period", 3), ("d_conv", 2), ("d_inner", 48), ("d_state", 8), ("n_embd", 48), ("n_ff", 80), ("n_vocab", 100))),
 )
 
 LLAMA_CPP_MODELS = (
@@ -70,4 +84,8 @@ LLAMA_CPP_MODELS = (
     Model(
         "qwen35", 3, (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6))
     ),
+    Model("falcon_h1", 0),
+    Model("falcon_h1", 1),
+    Model("falcon_h1", 2, (("d_conv", 2), ("n_embd", 32), ("n_ff", 80), ("n_group", 2), ("n_head", 2), ("n_head_kv", 1), ("n_layer", 5))),
+    Model("falcon_h1", 3, (("d_inner", 96), ("n_group", 2), ("n_head", 4), ("n_head_kv", 2), ("n_head_ssm", 6), ("ssm_norm", 1))),
 )
