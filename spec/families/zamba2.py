@@ -77,33 +77,33 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff, rank = dimensions["n_embd"], dimensions["n_ff"], dimensions["adapter_rank"]
     scale, wide = 1 / math.sqrt(n_embd), 1 / math.sqrt(2 * n_embd)
     hybrid = hybrid_layers(dimensions)
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", scale)]
+    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.03 * scale)]
     for block in sorted(set(block_of_use(dimensions))):
         prefix = f"blocks.{block}."
         facts += [
             TensorFact(prefix + "input_norm", (2 * n_embd,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "q_projection", (2 * n_embd, 2 * n_embd), "normal", 0.5 * wide),
-            TensorFact(prefix + "k_projection", (2 * n_embd, 2 * n_embd), "normal", 0.5 * wide),
+            TensorFact(prefix + "q_projection", (2 * n_embd, 2 * n_embd), "normal", 0.43 * wide),
+            TensorFact(prefix + "k_projection", (2 * n_embd, 2 * n_embd), "normal", 0.43 * wide),
             TensorFact(prefix + "v_projection", (2 * n_embd, 2 * n_embd), "normal", 4 * wide),
             TensorFact(prefix + "attention_out", (n_embd, 2 * n_embd), "normal", 2 * wide),
             TensorFact(prefix + "ffn_norm", (n_embd,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "ffn_gate_up", (2 * n_ff, n_embd), "normal", scale),
-            TensorFact(prefix + "ffn_down", (n_embd, n_ff), "normal", 2 / math.sqrt(n_ff)),
+            TensorFact(prefix + "ffn_gate_up", (2 * n_ff, n_embd), "normal", 0.5 * scale),
+            TensorFact(prefix + "ffn_down", (n_embd, n_ff), "normal", 1 / math.sqrt(n_ff)),
         ]
     for layer in range(dimensions["n_layer"]):
-        prefix = f"layers.{layer}."
-        facts += mixer_tensors(mixer_dimensions(dimensions), prefix, 0.6, 2.0 * min(1.4**layer, 4.0), -1.8)
+        prefix, growth = f"layers.{layer}.", min(1.45**layer, 8.0)
+        facts += mixer_tensors(mixer_dimensions(dimensions), prefix, 0.36, 0.0765 * growth, -1.8)
         if layer in hybrid:
-            facts.append(TensorFact(prefix + "block_projection", (n_embd, n_embd), "normal", 4 * scale))
+            facts.append(TensorFact(prefix + "block_projection", (n_embd, n_embd), "normal", 0.93 * growth * scale))
             for name, (gain, n_in, n_out) in {
-                "q": (0.5, 2 * n_embd, 2 * n_embd), "k": (0.5, 2 * n_embd, 2 * n_embd), "v": (2.0, 2 * n_embd, 2 * n_embd),
-                "ffn": (0.5, n_embd, 2 * n_ff),
+                "q": (0.2, 2 * n_embd, 2 * n_embd), "k": (0.2, 2 * n_embd, 2 * n_embd), "v": (2.0, 2 * n_embd, 2 * n_embd),
+                "ffn": (0.25, n_embd, 2 * n_ff),
             }.items():  # fmt: skip
                 facts += [
                     TensorFact(f"{prefix}{name}_adapter_in", (rank, n_in), "normal", 1 / math.sqrt(n_in)),
                     TensorFact(f"{prefix}{name}_adapter_out", (n_out, rank), "normal", gain / math.sqrt(rank)),
                 ]
-    facts.append(TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0))
+    facts.append(TensorFact("output_norm", (n_embd,), "normal", 0.1, 0.98))
     return tuple(facts)
 
 
@@ -168,7 +168,7 @@ ZAMBA2 = Family(
     name="zamba2",
     title="Zamba2: hybrid, Mamba-2 layers and a shared transformer block with adapters",
     defaults={
-        "n_vocab": 64, "n_embd": 32, "n_layer": 4, "n_head": 2, "n_ff": 48, "d_conv": 4, "d_inner": 64, "d_state": 16, "n_head_ssm": 4,
+        "n_vocab": 64, "n_embd": 48, "n_layer": 4, "n_head": 8, "n_ff": 48, "d_conv": 4, "d_inner": 96, "d_state": 16, "n_head_ssm": 6,
         "n_group": 1, "attention_period": 2, "n_block": 1, "adapter_rank": 4,
     },
     bounds={"n_vocab": (8, 65536), "n_layer": (1, 64), "d_conv": (2, 8), "attention_period": (1, 64), "n_block": (1, 64)},

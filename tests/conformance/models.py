@@ -53,7 +53,11 @@ TRANSFORMERS_MODELS = (
     Model("zamba2", 1),
     Model("zamba2", 2, (("attention_period", 1), ("n_block", 2), ("n_head", 4), ("n_layer", 3))),
     Model("zamba2", 3, (("adapter_rank", 3), ("d_inner", 96), ("n_block", 2), ("n_group", 2), ("n_head_ssm", 6), ("n_layer", 6))),
-    Model("zamba2", 4, (("attention_period", 3), ("d_conv", 2), ("d_inner", 48), ("d_state", 8), ("n_embd", 48), ("n_ff", 80), ("n_vocab", 100))),
+    Model(
+        "zamba2",
+        4,
+        (("attention_period", 3), ("d_conv", 2), ("d_inner", 48), ("d_state", 8), ("n_embd", 48), ("n_ff", 80), ("n_vocab", 100)),
+    ),
 )
 
 LLAMA_CPP_MODELS = (

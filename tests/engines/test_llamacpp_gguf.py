@@ -15,7 +15,16 @@ gguf = pytest.importorskip("gguf", reason="needs the gguf package, which is not 
 
 
 @pytest.mark.parametrize(
-    "model", [Model("lfm2", 1), Model("mamba2", 2, (("n_layer", 2),)), Model("lfm2_swa", 1), Model("nemotron_h", 1), Model("qwen35", 1)]
+    "model",
+    [
+        Model("lfm2", 1),
+        Model("mamba2", 2, (("n_layer", 2),)),
+        Model("lfm2_swa", 1),
+        Model("nemotron_h", 1),
+        Model("qwen35", 1),
+        Model("falcon_h1", 1),
+        Model("falcon_h1", 1, (("ssm_norm", 1),)),
+    ],
 )
 def test_a_file_holds_the_familys_metadata_and_tensors(model: Model, tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "model.gguf")

@@ -21,7 +21,7 @@ from statedrift.targets.llama_probe import probed_switches
 from statedrift.targets.registry import load_target
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
+FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "falcon_h1")
 TOLERANCE = 3e-4
 PROGRAMS = 96
 

@@ -56,7 +56,7 @@ def computed_sizes(size: Size) -> dict[str, float]:
 @pytest.mark.parametrize("unified", [0, 1])
 @pytest.mark.parametrize(
     "model",
-    [Model("mamba2"), Model("lfm2"), Model("nemotron_h"), Model("qwen35"), Model("lfm2_swa", 0, (("n_swa", 192),))],
+    [Model("mamba2"), Model("lfm2"), Model("nemotron_h"), Model("qwen35"), Model("falcon_h1"), Model("lfm2_swa", 0, (("n_swa", 192),))],
     ids=lambda model: model.family,
 )
 def test_the_engine_takes_the_bytes_that_are_computed(model: Model, unified: int) -> None:

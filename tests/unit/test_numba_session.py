@@ -38,9 +38,14 @@ MODELS = {
     "qwen35-attention": Model("qwen35", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "qwen35-recurrent": Model("qwen35", dimensions=(("attention_period", 9), ("n_layer", 2))),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
+    "falcon_h1": Model("falcon_h1", dimensions=(("n_layer", 2),)),
+    "falcon_h1-groups": Model("falcon_h1", 5, (("n_group", 2), ("n_head", 6), ("n_head_kv", 2), ("n_layer", 1), ("ssm_norm", 1))),
+    "zamba2": Model("zamba2", dimensions=(("n_layer", 3),)),
+    "zamba2-blocks": Model("zamba2", 5, (("attention_period", 1), ("n_block", 2), ("n_group", 2), ("n_head", 2), ("n_layer", 3))),
+    "zamba2-recurrent": Model("zamba2", dimensions=(("attention_period", 9), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "falcon_h1", "zamba2"])
 
 
 TARGETS = pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])
@@ -583,7 +588,7 @@ def test_a_sequence_beside_coupled_ones_keeps_the_snapshots_of_all_its_tokens(na
     assert session.positions()[:3] == [(0, 1), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "falcon_h1", "zamba2"])
 @TARGETS
 def test_a_coupled_batch_counts_a_shared_token_once_and_a_full_pool_changes_nothing(name, target):
     session = opened(name, target, n_seq_max=2, n_ctx=5, unified=1)
@@ -708,7 +713,7 @@ def test_a_full_pool_of_shared_cells_is_saved_once_and_shared_again_when_restore
     assert np.array_equal(decode(again, (0, [1]), (2, [2])), decode(session, (0, [1]), (2, [2])))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "falcon_h1", "zamba2"])
 @TARGETS
 def test_a_whole_session_that_does_not_fit_is_refused_and_changes_nothing(name, target):
     for unified in (0, 1):
@@ -738,7 +743,7 @@ def test_a_checkpoint_takes_a_sequence_back_to_its_end(name, target):
     assert np.array_equal(decode(session, (1, [7])), right)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "lfm2-attention"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "falcon_h1", "zamba2", "lfm2-attention"])
 def test_a_checkpoint_does_not_grow_with_the_log_of_a_model_with_attention(name):
     sizes = []
     for count in (5, 50):
@@ -931,6 +936,9 @@ def test_a_session_that_cannot_be_had_is_an_error_before_memory_is_taken(model, 
         ("qwen35", "draft", 3, 256),
         ("qwen35-attention", "all", 0, 256),
         ("qwen35-recurrent", "draft", 3, 0),
+        ("falcon_h1", "draft", 3, 256),
+        ("zamba2", "draft", 3, 256),
+        ("zamba2-recurrent", "draft", 3, 0),
     ],
 )
 def test_capabilities_follow_the_models_layers(name, guarantee, n_rs_seq, n_ctx):

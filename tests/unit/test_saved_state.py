@@ -25,6 +25,8 @@ MODELS = {
     "lfm2_swa": Model("lfm2_swa"),
     "nemotron_h": Model("nemotron_h"),
     "qwen35": Model("qwen35"),
+    "falcon_h1": Model("falcon_h1"),
+    "zamba2": Model("zamba2"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
