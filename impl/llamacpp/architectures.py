@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "lfm2": Architecture(keeps_snapshots=True),
     "lfm2_swa": Architecture(keeps_snapshots=True),
     "nemotron_h": Architecture(keeps_snapshots=True),
+    "falcon_h1": Architecture(keeps_snapshots=False),
     "qwen35": Architecture(keeps_snapshots=True, fills_windows=True, leaps=True),
     "mamba": Architecture(keeps_snapshots=False),
     "jamba": Architecture(keeps_snapshots=False),

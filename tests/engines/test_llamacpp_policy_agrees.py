@@ -18,23 +18,11 @@ from statedrift.spec.programs import parse_program, program_text
 from statedrift.spec.target import Batch, Session
 from statedrift.store.campaigns import Noise
 from statedrift.targets.llama_probe import probed_switches
+from statedrift.targets.numba_llamacpp import TARGET as POLICY
 from statedrift.targets.registry import load_target
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
-FAMILIES = (
-    "mamba2",
-    "lfm2",
-    "lfm2_swa",
-    "nemotron_h",
-    "qwen35",
-    "mamba",
-    "jamba",
-    "minimax01",
-    "qwen3next",
-    "kimi_linear",
-    "rwkv6",
-    "rwkv7",
-)
+FAMILIES = POLICY.families
 TOLERANCE = 3e-4
 PROGRAMS = 96
 
