@@ -75,5 +75,7 @@ def _add(writer: Any, key: str, value: object) -> None:
             writer.add_string(key, value)
         case list():
             writer.add_array(key, value)
+        case tuple():
+            writer.add_key_value(key, value, gguf_package().GGUFValueType.ARRAY, sub_type=gguf_package().GGUFValueType.UINT64)
         case _:
             raise TypeError(f"metadata {key} of type {type(value).__name__} has no GGUF form here")

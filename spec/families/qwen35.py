@@ -235,17 +235,17 @@ def _as_theirs(dimensions: Dimensions, name: str, array: np.ndarray, attention: 
     if name in ("input_norm", "ffn_norm", "q_norm", "k_norm"):
         return np.asarray(array - np.float32(1))
     if name in ("gate_projection", "beta_projection", "step_projection", "dt_bias", "a_log"):
-        return _grouped(dimensions, array)
+        return grouped_by_key_head(dimensions, array)
     if name in ("qkv_projection", "convolution"):
         key_channels = 2 * dimensions["n_group"] * dimensions["d_state"]
-        array = np.concatenate([array[:key_channels], _grouped(dimensions, array[key_channels:])])
+        array = np.concatenate([array[:key_channels], grouped_by_key_head(dimensions, array[key_channels:])])
         return array[:, None, :] if name == "convolution" else array
     if name == "out_projection" and not attention:
-        return _grouped(dimensions, array.T).T
+        return grouped_by_key_head(dimensions, array.T).T
     return array
 
 
-def _grouped(dimensions: Dimensions, array: np.ndarray) -> np.ndarray:
+def grouped_by_key_head(dimensions: Dimensions, array: np.ndarray) -> np.ndarray:
     """The first axis's value heads, in turn of their key heads here, side by side for every key head."""
     heads = array.reshape(-1, dimensions["n_group"], array.shape[0] // dimensions["n_value_head"], *array.shape[1:])
     return np.asarray(heads.swapaxes(0, 1).reshape(array.shape))
