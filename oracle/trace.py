@@ -15,7 +15,7 @@ import torch
 from .blocks import windows
 from .forest import Forest
 
-Part = Literal["conv", "recurrent", "attention"]
+Part = Literal["conv", "recurrent", "embedding", "attention", "index"]
 BATCH_MAX_ELEMENTS = 1 << 19
 """Most elements of one activation along the paths of some logs; 4 MiB."""
 
@@ -23,9 +23,10 @@ BATCH_MAX_ELEMENTS = 1 << 19
 class TracedPart(msgspec.Struct, frozen=True):
     """One part of one layer, for all logs of a trace.
 
-    conv       values float64 [logs, channels, taps - 1], oldest first
+    conv       values float64 [logs, channels, taps - 1], oldest first; embedding: the same of a convolution of per-layer embeddings
     recurrent  values float64 [logs, heads, head_dim, d_state]
     attention  values float64 [2, nodes, key heads, head_dim]: keys before their rotation by position, and values, of every node
+    index      values float64 [1, nodes, 1, index_dim]: raw keys of an indexer, of every node
     """
 
     layer: int
@@ -47,10 +48,10 @@ class Trace:
         self.nodes = torch.from_numpy(forest.paths[leaf, length - 1])
         self.parts: list[TracedPart] = []
 
-    def convolution(self, layer: int, inputs: torch.Tensor, width: int) -> None:
+    def convolution(self, layer: int, inputs: torch.Tensor, width: int, part: Part = "conv") -> None:
         """The newest `width` inputs of a convolution, float64 [nodes, channels], before and at each log's end."""
         newest = [value.index_select(0, self.nodes) for value in reversed(windows(inputs, self._forest, 0, width))]
-        self.parts.append(TracedPart(layer, "conv", torch.stack(newest, dim=-1).numpy()))
+        self.parts.append(TracedPart(layer, part, torch.stack(newest, dim=-1).numpy()))
 
     def recurrent(self, layer: int, states: torch.Tensor) -> None:
         """The states after each log, float64 [logs, heads, head_dim, d_state]."""
@@ -59,6 +60,10 @@ class Trace:
     def attention(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """What every node adds to an attention cache, float64 [nodes, key heads, head_dim] each; keys before their rotation."""
         self.parts.append(TracedPart(layer, "attention", torch.stack((key, value)).numpy()))
+
+    def index(self, layer: int, key: torch.Tensor) -> None:
+        """What every node adds to an indexer's cache: its raw key, float64 [nodes, index_dim]."""
+        self.parts.append(TracedPart(layer, "index", key[None, :, None, :].numpy()))
 
     def paths(self, width: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """The logs in batches of similar length: which they are, int64 [some]; their paths from the root, int64 [some, longest]; and
