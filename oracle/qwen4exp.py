@@ -14,32 +14,34 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
+from ..spec.families.delta_net import NORM_EPSILON, key_heads_in_turn
 from ..spec.families.qwen4exp import (
     EMBEDDING_LAYER,
     EOS_TOKEN,
     attention_layers,
-    convolution_channels,
     embedding_window,
     hash_multipliers,
     hash_offsets,
     hash_sizes,
-    inner_channels,
     stream_channels,
 )
-from ..spec.families.qwen35 import NORM_EPSILON, ROPE_THETA
-from .blocks import causal_convolution, expert_mixture, masked_attention, root_mean_square_norm, rotated, windows
-from .delta_rule import Levels, gated_delta_rule, levels_of
+from . import delta_net as delta_net_block
+from . import gated_attention as attention_block
+from .blocks import expert_mixture, root_mean_square_norm, windows
+from .delta_net import delta_net, delta_net_channels
+from .delta_rule import levels_of
 from .forest import Forest
+from .gated_attention import gated_attention, gated_attention_channels, partly_rotated
 from .token_selection import selected_keys, smallest_so_far
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
+MIXER_MATRICES = ("mix_down", "mix_up", "inject")
 MATRICES = (
-    "mix_down", "mix_up", "inject", "ngram_key", "ngram_value", "q_projection", "k_projection", "v_projection", "index_q_projection",
-    "index_k_projection", "qkv_projection", "gate_projection", "beta_projection", "step_projection", "out_projection", "router",
-    "shared_share", "shared_gate", "shared_up", "shared_down", "output",
+    *delta_net_block.MATRICES, *attention_block.MATRICES, *(mixer + name for mixer in ("input_", "ffn_", "output_") for name in MIXER_MATRICES),
+    "ngram_key", "ngram_value", "index_q_projection", "index_k_projection", "router", "shared_share", "shared_gate", "shared_up",
+    "shared_down", "output",
 )  # fmt: skip
-MIXERS = ("input_", "ffn_", "output_")
 
 
 def window(dimensions: Dimensions) -> int:
@@ -48,13 +50,11 @@ def window(dimensions: Dimensions) -> int:
 
 
 def channels(dimensions: Dimensions) -> int:
-    """Width of the widest activation of one token; of a state a quarter counts, as in qwen35.py."""
-    state = inner_channels(dimensions) * dimensions["d_state"]
+    """Width of the widest activation of one token."""
     return max(
-        state // 4,
-        convolution_channels(dimensions),
+        delta_net_channels(dimensions),
+        gated_attention_channels(dimensions),
         stream_channels(dimensions),
-        2 * dimensions["n_head"] * dimensions["head_dim"],
         2 * dimensions["n_expert"] * dimensions["n_ff"],
     )
 
@@ -69,7 +69,7 @@ def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor
     result = {}
     for name, weight in weights.items():
         kind = name.rsplit(".", 1)[-1]
-        if kind in MATRICES or any(kind.removeprefix(mixer) in MATRICES[:3] for mixer in MIXERS):
+        if kind in MATRICES:
             result[name] = weight.T.contiguous()
         elif kind in ("convolution", "ngram_convolution"):
             result[name] = weight.flip(1).T.contiguous()
@@ -100,7 +100,7 @@ def hidden_states_and_margins(
     """`hidden_states`, and of every node the smallest margin that its row hangs on, and the one that its states hang on; float64 [nodes]."""
     levels = levels_of(forest)
     streams = weights["token_embedding"].index_select(0, forest.tokens).repeat(1, dimensions["hyper_connections"])
-    attention = attention_layers(dimensions)
+    attention, key_heads = attention_layers(dimensions), key_heads_in_turn(dimensions)
     row_margins = state_margins = streams.new_full((forest.node_count,), float("inf"))
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -113,7 +113,7 @@ def hidden_states_and_margins(
             if layer < dimensions["n_layer"] - 1:  # what comes after it keeps states
                 row_margins = state_margins = smallest_so_far(row_margins, levels)
         else:
-            y = _delta_net(dimensions, weights, prefix, mixed, forest, levels, layer, trace)
+            y = delta_net(dimensions, weights, prefix, mixed, key_heads, forest, levels, layer, trace, torch.sigmoid)
         streams = _injected(streams, y, shares)
         mixed, shares = _mixed(dimensions, weights, prefix + "ffn_", streams)
         streams = _injected(streams, _experts(weights, prefix, mixed), shares)
@@ -179,35 +179,11 @@ def _table_rows(dimensions: Dimensions, forest: Forest) -> torch.Tensor:
     return torch.from_numpy(np.stack(rows, axis=1))
 
 
-def _delta_net(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, levels: Levels, layer: int, trace: Trace | None
-) -> torch.Tensor:
-    n_group, n_value_head, d_state = (dimensions[name] for name in ("n_group", "n_value_head", "d_state"))
-    inputs = x @ weights[prefix + "qkv_projection"]
-    convolved = functional.silu(causal_convolution(inputs, weights[prefix + "convolution"], forest)).view(
-        -1, 2 * n_group + n_value_head, d_state
-    )
-    query, key, value = torch.split_with_sizes(convolved, (n_group, n_group, n_value_head), dim=1)
-    # Value head h is served by key head h modulo n_group.
-    query, key = (_unit_length(part).repeat(1, n_value_head // n_group, 1) for part in (query, key))
-    # From threshold on torch takes softplus(x) = x; 50 makes that exact in float64.
-    step = functional.softplus(x @ weights[prefix + "step_projection"] + weights[prefix + "dt_bias"], threshold=50)
-    decay = (step * weights[prefix + "a_log"]).exp()
-    beta = (x @ weights[prefix + "beta_projection"]).sigmoid()
-    y, states = gated_delta_rule(query / math.sqrt(d_state), key, value, decay, beta, levels, None if trace is None else trace.nodes)
-    if trace is not None:
-        trace.convolution(layer, inputs, dimensions["d_conv"] - 1)
-        trace.recurrent(layer, states)
-    y = root_mean_square_norm(y, weights[prefix + "gated_norm"], NORM_EPSILON).view(-1, n_value_head * d_state)
-    return (y * (x @ weights[prefix + "gate_projection"]).sigmoid()) @ weights[prefix + "out_projection"]
-
-
 def _attention(
     dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float64 [nodes, n_embd], and the margins of the selection."""
-    n_head, n_head_kv, head_dim, n_rot = (dimensions[name] for name in ("n_head", "n_head_kv", "head_dim", "n_rot"))
-    index_dim, block_size = dimensions["index_dim"], dimensions["compress_ratio"]
+    index_dim, n_rot, block_size = dimensions["index_dim"], dimensions["n_rot"], dimensions["compress_ratio"]
     raw_key = x @ weights[prefix + "index_k_projection"]
     index_query = root_mean_square_norm(
         (x @ weights[prefix + "index_q_projection"]).view(-1, dimensions["n_index_head"], index_dim),
@@ -217,24 +193,14 @@ def _attention(
 
     def finished(means: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         normed = root_mean_square_norm(means, weights[prefix + "index_k_norm"], NORM_EPSILON)
-        return _partly_rotated(normed[:, None, :], starts, n_rot)[:, 0]
+        return partly_rotated(normed[:, None, :], starts, n_rot)[:, 0]
 
     selected, margins = selected_keys(
-        _partly_rotated(index_query, forest.depths, n_rot), raw_key, finished, forest, block_size, dimensions["top_k"] // block_size
+        partly_rotated(index_query, forest.depths, n_rot), raw_key, finished, forest, block_size, dimensions["top_k"] // block_size
     )
-    # Every head's query stands before its gate.
-    query, gate = (x @ weights[prefix + "q_projection"]).view(-1, n_head, 2 * head_dim).chunk(2, dim=-1)
-    query = root_mean_square_norm(query, weights[prefix + "q_norm"], NORM_EPSILON)
-    key = root_mean_square_norm(
-        (x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, head_dim), weights[prefix + "k_norm"], NORM_EPSILON
-    )
-    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, head_dim)
     if trace is not None:
-        trace.attention(layer, key, value)
         trace.index(layer, raw_key)
-    query, key = _partly_rotated(query, forest.depths, n_rot), _partly_rotated(key, forest.depths, n_rot)
-    y = masked_attention(query, key, value, forest, selected=selected) * gate.reshape(-1, n_head * head_dim).sigmoid()
-    return y @ weights[prefix + "out_projection"], margins
+    return gated_attention(dimensions, weights, prefix, x, forest, layer, trace, selected), margins
 
 
 def _experts(weights: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
@@ -242,13 +208,3 @@ def _experts(weights: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
     shared = functional.silu(x @ weights[prefix + "shared_gate"]) * (x @ weights[prefix + "shared_up"])
     own = expert_mixture(x, shares, *(weights[prefix + name] for name in ("expert_gate", "expert_up", "expert_down")))
     return own + (x @ weights[prefix + "shared_share"]).sigmoid() * (shared @ weights[prefix + "shared_down"])
-
-
-def _unit_length(x: torch.Tensor) -> torch.Tensor:
-    """x / |x| over the last axis, with the norms' epsilon under the root."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
-
-
-def _partly_rotated(x: torch.Tensor, positions: torch.Tensor, n_rot: int) -> torch.Tensor:
-    """Rotary embedding of the first n_rot channels of x, float64 [nodes, heads, size], at int64 positions [nodes]."""
-    return torch.cat((rotated(x[..., :n_rot], positions, ROPE_THETA), x[..., n_rot:]), dim=-1)

@@ -16,6 +16,8 @@ from .blocks import windows
 from .forest import Forest
 
 Part = Literal["conv", "recurrent", "embedding", "attention", "index"]
+PER_TOKEN = ("attention", "index")
+"""Parts that have a row for every token of a log; the others have one for the log."""
 BATCH_MAX_ELEMENTS = 1 << 19
 """Most elements of one activation along the paths of some logs; 4 MiB."""
 

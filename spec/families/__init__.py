@@ -16,8 +16,8 @@ from .lfm2 import LFM2
 from .lfm2_swa import LFM2_SWA
 from .mamba2 import MAMBA2
 from .nemotron_h import NEMOTRON_H
-from .qwen35 import QWEN35
 from .qwen4exp import QWEN4EXP
+from .qwen35 import QWEN35
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, QWEN4EXP)}
 

@@ -25,7 +25,7 @@ Sources: Transformers' Qwen4ExpForCausalLM; llama.cpp's src/models/qwen4exp.cpp 
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,18 +33,24 @@ import numpy as np
 from ..errors import UsageError
 from ..models import Model
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
-from .qwen35 import NORM_EPSILON, QWEN35, ROPE_THETA, convolution_channels, inner_channels, rotation_sections
-from .qwen35 import grouped_by_key_head as grouped
+from . import delta_net, gated_attention
+from .delta_net import (
+    delta_net_gguf_metadata,
+    delta_net_gguf_tensors,
+    delta_net_row_widths,
+    delta_net_state,
+    delta_net_state_layers,
+    delta_net_tensors,
+)
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
+from .gated_attention import gated_attention_gguf_metadata, gated_attention_gguf_tensors, gated_attention_tensors
+from .qwen35 import QWEN35, attention_layers, check_mixers, recurrent_layers, rotation_sections
 
 EOS_TOKEN = 0
 HASH_SEED = 1234
 """Transformers' default, from which the multipliers follow."""
 EMBEDDING_LAYER = 0
 """The layer with the embeddings of n-grams."""
-
-attention_layers = QWEN35.attention_layers
-recurrent_layers = QWEN35.recurrent_layers
 
 
 def stream_channels(dimensions: Dimensions) -> int:
@@ -96,10 +102,9 @@ def hash_multipliers(dimensions: Dimensions) -> list[int]:
 
 
 def _check(dimensions: Dimensions) -> None:
-    if dimensions["n_head"] % dimensions["n_head_kv"] or dimensions["n_value_head"] % dimensions["n_group"]:
-        raise UsageError("qwen4exp needs n_head divisible by n_head_kv, and n_value_head divisible by n_group")
-    if dimensions["n_rot"] % 2 or dimensions["n_rot"] > min(dimensions["head_dim"], dimensions["index_dim"]):
-        raise UsageError("qwen4exp needs an even n_rot, at most head_dim and at most index_dim")
+    check_mixers(dimensions, "qwen4exp")
+    if dimensions["n_rot"] > dimensions["index_dim"]:
+        raise UsageError("qwen4exp needs n_rot at most index_dim")
     if dimensions["n_embd"] % hash_count(dimensions):
         raise UsageError("qwen4exp needs n_embd divisible by (ngram_size - 1) * ngram_hashes")
     if dimensions["top_k"] % dimensions["compress_ratio"]:
@@ -109,11 +114,10 @@ def _check(dimensions: Dimensions) -> None:
 
 
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
-    delta_net = {"d_inner": inner_channels(dimensions)} | {name: dimensions[name] for name in ("d_state", "n_group", "d_conv")}
     embeddings = {"d_conv": dimensions["ngram_conv"]} | {name: dimensions[name] for name in ("n_embd", "ngram_size", "hyper_connections")}
     attention = {name: dimensions[name] for name in ("n_head_kv", "head_dim", "index_dim")}
     return (
-        StateLayers(len(recurrent_layers(dimensions)), "gated_delta_net", delta_net),
+        delta_net_state_layers(dimensions, len(recurrent_layers(dimensions))),
         StateLayers(1, "per_layer_embedding", embeddings),
         StateLayers(len(attention_layers(dimensions)), "indexed_attention", attention),
     )
@@ -145,37 +149,14 @@ def _embedding_tensors(dimensions: Dimensions, prefix: str) -> list[TensorFact]:
     ]
 
 
-def _attention_tensors(dimensions: Dimensions, prefix: str) -> list[TensorFact]:
-    n_embd, head_dim, index_dim = dimensions["n_embd"], dimensions["head_dim"], dimensions["index_dim"]
-    n_embd_q, n_embd_kv = dimensions["n_head"] * head_dim, dimensions["n_head_kv"] * head_dim
+def _indexer_tensors(dimensions: Dimensions, prefix: str) -> list[TensorFact]:
+    n_embd, index_dim = dimensions["n_embd"], dimensions["index_dim"]
     scale = 1 / math.sqrt(n_embd)
     return [
-        TensorFact(prefix + "q_projection", (2 * n_embd_q, n_embd), "normal", scale),
-        TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", scale),
-        TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", 8 * scale),
-        TensorFact(prefix + "q_norm", (head_dim,), "uniform", 0.3, 0.5),
-        TensorFact(prefix + "k_norm", (head_dim,), "uniform", 0.3, 0.5),
-        TensorFact(prefix + "out_projection", (n_embd, n_embd_q), "normal", 3 / math.sqrt(n_embd_q)),
         TensorFact(prefix + "index_q_projection", (dimensions["n_index_head"] * index_dim, n_embd), "normal", scale),
         TensorFact(prefix + "index_k_projection", (index_dim, n_embd), "normal", scale),
         TensorFact(prefix + "index_q_norm", (index_dim,), "uniform", 0.4, 0.8),
         TensorFact(prefix + "index_k_norm", (index_dim,), "uniform", 0.4, 0.8),
-    ]
-
-
-def _delta_net_tensors(dimensions: Dimensions, prefix: str, layer: int) -> list[TensorFact]:
-    n_embd, d_inner, channels = dimensions["n_embd"], inner_channels(dimensions), convolution_channels(dimensions)
-    n_value_head, scale = dimensions["n_value_head"], 1 / math.sqrt(dimensions["n_embd"])
-    return [
-        TensorFact(prefix + "qkv_projection", (channels, n_embd), "normal", 1 * scale),
-        TensorFact(prefix + "gate_projection", (d_inner, n_embd), "normal", scale),
-        TensorFact(prefix + "beta_projection", (n_value_head, n_embd), "normal", 0.7 * scale),
-        TensorFact(prefix + "step_projection", (n_value_head, n_embd), "normal", 0.7 * scale),
-        TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.02),
-        TensorFact(prefix + "dt_bias", (n_value_head,), "uniform", 0.7, 0.3),
-        TensorFact(prefix + "a_log", (n_value_head,), "uniform", 0.7, -1.2),
-        TensorFact(prefix + "gated_norm", (dimensions["d_state"],), "uniform", 0.4, 0.8),
-        TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 2 * min(1.5**layer, 4.0) / math.sqrt(d_inner)),
     ]
 
 
@@ -203,7 +184,10 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         if layer == EMBEDDING_LAYER:
             facts += _embedding_tensors(dimensions, prefix)
         facts += _mixer(dimensions, prefix + "input_")
-        facts += _attention_tensors(dimensions, prefix) if layer in attention else _delta_net_tensors(dimensions, prefix, layer)
+        if layer in attention:
+            facts += gated_attention_tensors(dimensions, prefix) + _indexer_tensors(dimensions, prefix)
+        else:
+            facts += delta_net_tensors(dimensions, prefix, 2 * min(1.5**layer, 4.0))
         facts += _mixer(dimensions, prefix + "ffn_")
         facts += _expert_tensors(dimensions, prefix)
     facts += _mixer(dimensions, "output_", injects=False)
@@ -232,24 +216,12 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
         "expert_count": dimensions["n_expert"],
         "expert_used_count": dimensions["n_expert"],
         "expert_weights_scale": 1.0,
-        "attention.head_count": dimensions["n_head"],
-        "attention.head_count_kv": dimensions["n_head_kv"],
-        "attention.key_length": dimensions["head_dim"],
-        "attention.value_length": dimensions["head_dim"],
-        "attention.layer_norm_rms_epsilon": NORM_EPSILON,
         "attention.indexer.head_count": dimensions["n_index_head"],
         "attention.indexer.key_length": dimensions["index_dim"],
         "attention.indexer.top_k": dimensions["top_k"],
         "attention.compress_ratios": [dimensions["compress_ratio"]] * dimensions["n_layer"],
         "full_attention_interval": dimensions["attention_period"],
-        "rope.freq_base": ROPE_THETA,
-        "rope.dimension_count": dimensions["n_rot"],
         "rope.dimension_sections": rotation_sections(dimensions),
-        "ssm.conv_kernel": dimensions["d_conv"],
-        "ssm.inner_size": inner_channels(dimensions),
-        "ssm.state_size": dimensions["d_state"],
-        "ssm.time_step_rank": dimensions["n_value_head"],
-        "ssm.group_count": dimensions["n_group"],
         "hyper_connection.count": dimensions["hyper_connections"],
         "hyper_connection.low_rank": dimensions["mix_rank"],
         "embedding_length_per_layer_input": dimensions["n_embd"] // hash_count(dimensions),
@@ -262,47 +234,48 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
         "ple.head_offsets": tuple(hash_offsets(dimensions)),
         "ple.head_vocab_sizes": tuple(hash_sizes(dimensions)),
     }
-    return {"general.architecture": "qwen4exp"} | {f"qwen4exp.{name}": value for name, value in values.items()}
+    own = {"general.architecture": "qwen4exp"} | {f"qwen4exp.{name}": value for name, value in values.items()}
+    return own | gated_attention_gguf_metadata(dimensions, "qwen4exp") | delta_net_gguf_metadata(dimensions, "qwen4exp")
 
 
-_GGUF_NAMES = {
+_EVERY_GGUF_NAME = {
     "input_mix_norm": "hc_attn_norm.weight", "input_mix_down": "hc_attn_down.weight", "input_mix_up": "hc_attn_up.weight",
     "input_inject": "hc_attn_inject.weight", "ffn_mix_norm": "hc_ffn_norm.weight", "ffn_mix_down": "hc_ffn_down.weight",
-    "ffn_mix_up": "hc_ffn_up.weight", "ffn_inject": "hc_ffn_inject.weight", "ngram_key": "ple_key.weight",
-    "ngram_value": "ple_value.weight", "ngram_key_norm": "ple_norm_key.weight", "ngram_query_norm": "ple_norm_query.weight",
-    "ngram_convolution_norm": "ple_norm_conv.weight", "ngram_convolution": "ple_conv1d.weight", "q_projection": "attn_q.weight",
-    "k_projection": "attn_k.weight", "v_projection": "attn_v.weight", "q_norm": "attn_q_norm.weight", "k_norm": "attn_k_norm.weight",
-    "index_q_projection": "indexer.q_proj.weight", "index_k_projection": "indexer.k_proj.weight",
-    "index_q_norm": "indexer.q_norm.weight", "index_k_norm": "indexer.k_norm.weight", "qkv_projection": "attn_qkv.weight",
-    "gate_projection": "attn_gate.weight", "beta_projection": "ssm_beta.weight", "step_projection": "ssm_alpha.weight",
-    "convolution": "ssm_conv1d.weight", "dt_bias": "ssm_dt.bias", "a_log": "ssm_a", "gated_norm": "ssm_norm.weight",
+    "ffn_mix_up": "hc_ffn_up.weight", "ffn_inject": "hc_ffn_inject.weight",
     "router": "ffn_gate_inp.weight", "expert_gate": "ffn_gate_exps.weight", "expert_up": "ffn_up_exps.weight",
     "expert_down": "ffn_down_exps.weight", "shared_share": "ffn_gate_inp_shexp.weight", "shared_gate": "ffn_gate_shexp.weight",
     "shared_up": "ffn_up_shexp.weight", "shared_down": "ffn_down_shexp.weight",
 }  # fmt: skip
-_GGUF_OUTSIDE = {
-    "token_embedding": "token_embd.weight", "output": "output.weight", "output_mix_norm": "output_hc_norm.weight",
-    "output_mix_down": "output_hc_down.weight", "output_mix_up": "output_hc_up.weight",
-    f"layers.{EMBEDDING_LAYER}.ngram_table": "per_layer_token_embd.weight",
+_INDEXER_GGUF_NAMES = {
+    "index_q_projection": "indexer.q_proj.weight", "index_k_projection": "indexer.k_proj.weight",
+    "index_q_norm": "indexer.q_norm.weight", "index_k_norm": "indexer.k_norm.weight",
 }  # fmt: skip
+_EMBEDDING_GGUF_NAMES = {
+    "ngram_key": "ple_key.weight", "ngram_value": "ple_value.weight", "ngram_key_norm": "ple_norm_key.weight",
+    "ngram_query_norm": "ple_norm_query.weight", "ngram_convolution_norm": "ple_norm_conv.weight", "ngram_convolution": "ple_conv1d.weight",
+}  # fmt: skip
+_STREAM_NORMS = ("input_mix_norm", "ffn_mix_norm", "ngram_key_norm", "ngram_query_norm", "ngram_convolution_norm")
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = []
-    attention = attention_layers(dimensions)
-    for fact in _tensors(dimensions):
-        _, layer, kind = ("", "", fact.name) if fact.name in _GGUF_OUTSIDE else fact.name.split(".")
-        if fact.name in _GGUF_OUTSIDE:
-            name = _GGUF_OUTSIDE[fact.name]
-        elif kind == "out_projection":
-            name = f"blk.{layer}.{'attn_output' if int(layer) in attention else 'ssm_out'}.weight"
+    streams = (dimensions["hyper_connections"], dimensions["n_embd"])
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_STREAM_NORMS, streams) | {"shared_share": (dimensions["n_embd"],)}
+    tensors = [
+        GgufTensor("token_embd.weight", "token_embedding"),
+        GgufTensor("per_layer_token_embd.weight", f"layers.{EMBEDDING_LAYER}.ngram_table"),
+        GgufTensor("output_hc_norm.weight", "output_mix_norm", streams),
+        GgufTensor("output_hc_down.weight", "output_mix_down"),
+        GgufTensor("output_hc_up.weight", "output_mix_up"),
+        GgufTensor("output.weight", "output"),
+    ]
+    for layer in range(dimensions["n_layer"]):
+        names = _EVERY_GGUF_NAME | (_EMBEDDING_GGUF_NAMES if layer == EMBEDDING_LAYER else {})
+        if layer in attention_layers(dimensions):
+            names |= _INDEXER_GGUF_NAMES
+            tensors += gated_attention_gguf_tensors(layer)
         else:
-            name = f"blk.{layer}.{_GGUF_NAMES[kind]}"
-        transform: Literal["", "negative exponential"] = "negative exponential" if kind == "a_log" else ""
-        shape = (dimensions["n_embd"],) if kind == "shared_share" else None
-        if kind.endswith("mix_norm") or kind in ("ngram_key_norm", "ngram_query_norm", "ngram_convolution_norm"):
-            shape = (dimensions["hyper_connections"], dimensions["n_embd"])
-        tensors.append(GgufTensor(name, fact.name, shape, transform))
+            tensors += delta_net_gguf_tensors(layer)
+        tensors += [GgufTensor(f"blk.{layer}.{theirs}", f"layers.{layer}.{ours}", shapes.get(ours)) for ours, theirs in names.items()]
     return tuple(tensors)
 
 
@@ -344,13 +317,8 @@ _THEIR_NAMES = {
     "ngram_table": "ple.ple_embedding.ngram_embedding.weight", "ngram_key": "ple.key_proj.weight", "ngram_value": "ple.value_proj.weight",
     "ngram_key_norm": "ple.norm_key.weight", "ngram_query_norm": "ple.norm_query.weight",
     "ngram_convolution_norm": "ple.norm_conv.weight", "ngram_convolution": "ple.conv1d.weight",
-    "q_projection": "self_attn.q_proj.weight", "k_projection": "self_attn.k_proj.weight", "v_projection": "self_attn.v_proj.weight",
-    "q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight",
     "index_q_norm": "self_attn.indexer.q_layernorm.weight", "index_k_norm": "self_attn.indexer.k_layernorm.weight",
-    "qkv_projection": "linear_attn.in_proj_qkv.weight", "gate_projection": "linear_attn.in_proj_z.weight",
-    "beta_projection": "linear_attn.in_proj_b.weight", "step_projection": "linear_attn.in_proj_a.weight",
-    "convolution": "linear_attn.conv1d.weight", "dt_bias": "linear_attn.dt_bias", "a_log": "linear_attn.A_log",
-    "gated_norm": "linear_attn.norm.weight", "router": "mlp.gate.weight", "expert_down": "mlp.experts.down_proj",
+    "router": "mlp.gate.weight", "expert_down": "mlp.experts.down_proj",
     "shared_share": "mlp.shared_expert_gate.weight", "shared_gate": "mlp.shared_expert.gate_proj.weight",
     "shared_up": "mlp.shared_expert.up_proj.weight", "shared_down": "mlp.shared_expert.down_proj.weight",
 }  # fmt: skip
@@ -369,30 +337,25 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
     state[embedding + "ngram_heads_vocab_sizes"] = np.array(hash_sizes(dimensions), np.int64)
     state[embedding + "ngram_heads_offsets"] = np.array(hash_offsets(dimensions), np.int64)
     for layer in range(dimensions["n_layer"]):
-        own = {
-            name.removeprefix(f"layers.{layer}."): array for name, array in weights.items() if name.startswith(f"layers.{layer}.")
-        }  # fmt: skip
-        theirs = {_THEIR_NAMES[name]: _as_theirs(dimensions, name, array) for name, array in own.items() if name in _THEIR_NAMES}
+        prefix = f"layers.{layer}."
+        own = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
+        theirs = {_THEIR_NAMES[name]: _as_theirs(name, array) for name, array in own.items() if name in _THEIR_NAMES}
         theirs["mlp.experts.gate_up_proj"] = np.concatenate([own["expert_gate"], own["expert_up"]], axis=1)
         if layer in attention_layers(dimensions):
-            theirs["self_attn.o_proj.weight"] = own["out_projection"]
+            theirs |= {f"self_attn.{name}": _as_theirs(ours, own[ours]) for ours, name in gated_attention.STATE_DICT_NAMES.items()}
             theirs["self_attn.indexer.index_qk_proj.weight"] = np.concatenate([own["index_q_projection"], own["index_k_projection"]])
         else:
-            theirs["linear_attn.out_proj.weight"] = grouped(dimensions, own["out_projection"].T).T
-        state |= {f"model.layers.{layer}.{name}": array for name, array in theirs.items()}
+            names = delta_net.STATE_DICT_NAMES
+            theirs |= {f"linear_attn.{name}": delta_net_state(dimensions, ours, own[ours]) for ours, name in names.items()}
+        state |= {f"model.{prefix}{name}": array for name, array in theirs.items()}
     return state
 
 
-def _as_theirs(dimensions: Dimensions, name: str, array: np.ndarray) -> np.ndarray:
-    """A layer's weight in Transformers' form: value heads grouped by key head, norms less 1, convolutions with an axis of one."""
-    if name.endswith("norm") and name != "gated_norm":
+def _as_theirs(name: str, array: np.ndarray) -> np.ndarray:
+    """A layer's weight in Transformers' form: norms less 1, a convolution with an axis of one."""
+    if name.endswith("norm"):
         return np.asarray(array - np.float32(1))
-    if name in ("gate_projection", "beta_projection", "step_projection", "dt_bias", "a_log"):
-        return grouped(dimensions, array)
-    if name in ("qkv_projection", "convolution"):
-        key_channels = 2 * dimensions["n_group"] * dimensions["d_state"]
-        array = np.concatenate([array[:key_channels], grouped(dimensions, array[key_channels:])])
-    return array[:, None, :] if name in ("convolution", "ngram_convolution") else array
+    return array[:, None, :] if name == "ngram_convolution" else array
 
 
 QWEN4EXP = Family(
@@ -413,9 +376,7 @@ QWEN4EXP = Family(
     tensors=_tensors,
     recurrent_layers=recurrent_layers,
     attention_layers=attention_layers,
-    row_widths=lambda dimensions: RowWidths(
-        (dimensions["d_conv"] - 1) * convolution_channels(dimensions), dimensions["d_state"] * inner_channels(dimensions)
-    ),
+    row_widths=delta_net_row_widths,
     state_layers=_state_layers,
     doubled=_doubled,
     gguf_metadata=_gguf_metadata,
