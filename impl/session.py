@@ -264,15 +264,15 @@ class NumbaSession:
         state = self._cache.read(sequence)
         model = self._model
         rows = []
+        for index, layer in enumerate(model.embedding_layers if state.states is not None else ()):
+            assert state.states is not None
+            rows.append(StateRow(layer, "embedding", state.states.embedding[0, index].reshape(model.embedding_shape).T.copy()))
         for index, layer in enumerate(model.recurrent_layers if state.states is not None else ()):
             assert state.states is not None
             convolution, recurrent = state.states.convolution[0, index], state.states.recurrent[0, index]
             rows.append(StateRow(layer, "conv", convolution.reshape(model.convolution_shape).T.copy()))
             if recurrent.size:
                 rows.append(StateRow(layer, "recurrent", recurrent.reshape(model.recurrent_shape).transpose(0, 2, 1).copy()))
-        for index, layer in enumerate(model.embedding_layers if state.states is not None else ()):
-            assert state.states is not None
-            rows.append(StateRow(layer, "embedding", state.states.embedding[0, index].reshape(model.embedding_shape).T.copy()))
         for index, layer in enumerate(model.attention_layers if state.keys is not None else ()):
             assert state.keys is not None
             assert state.values is not None

@@ -198,9 +198,10 @@ def _attention(
     selected, margins = selected_keys(
         partly_rotated(index_query, forest.depths, n_rot), raw_key, finished, forest, block_size, dimensions["top_k"] // block_size
     )
+    y = gated_attention(dimensions, weights, prefix, x, forest, layer, trace, selected)
     if trace is not None:
         trace.index(layer, raw_key)
-    return gated_attention(dimensions, weights, prefix, x, forest, layer, trace, selected), margins
+    return y, margins
 
 
 def _experts(weights: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:

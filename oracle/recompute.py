@@ -29,6 +29,10 @@ PAIRS_MAX_ELEMENTS = 1 << 19
 """Most elements of one query-by-key form (pairs times heads); 4 MiB."""
 
 
+MARGIN_MIN = 1e-4
+"""Smallest difference between what a layer just selects and what it just leaves out that float32 can be held to."""
+
+
 class Request(NamedTuple):
     """Output rows that are wanted of one log.
 

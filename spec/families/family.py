@@ -54,10 +54,12 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class RowWidths(NamedTuple):
-    """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp."""
+    """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp; and, in a layer with
+    per-layer embeddings, the part of their convolution (p)."""
 
     convolution: int
     recurrent: int
+    embedding: int = 0
 
 
 class Family(msgspec.Struct, frozen=True):

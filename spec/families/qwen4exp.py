@@ -376,7 +376,9 @@ QWEN4EXP = Family(
     tensors=_tensors,
     recurrent_layers=recurrent_layers,
     attention_layers=attention_layers,
-    row_widths=delta_net_row_widths,
+    row_widths=lambda dimensions: delta_net_row_widths(dimensions)._replace(
+        embedding=embedding_window(dimensions) * stream_channels(dimensions)
+    ),
     state_layers=_state_layers,
     doubled=_doubled,
     gguf_metadata=_gguf_metadata,

@@ -70,11 +70,12 @@ def written(model: Model, states: States) -> NumbaSession:
     return session
 
 
-def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool, ...]) -> Iterator[tuple[str, States]]:
+def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool, ...], budget: int) -> Iterator[tuple[str, States]]:
     """Every part of every layer in turn, made wrong; `late` is the states one token before. Attention: one recent cell, and all cells.
 
     window    tokens that a windowed attention layer sees, the one to come included; 0: all
     windowed  for each attention layer whether it has the window
+    budget    tokens that an attention layer selects: one that is left out cannot show, and where all are taken no indexer does. 0: all
     """
     others = [*states[1:], states[0]]
     if states[0].states is not None:
@@ -93,7 +94,8 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
         length = states[0].keys.shape[1]
         for layer in range(len(states[0].keys)):
             seen = min(8, length - 1, (window or length) - 1 if windowed[layer] else length)
-            for how in ("zeroed", "another sequence's", "one token late", "all one token late"):
+            of_one_cell = ("zeroed", "one token late") if not budget or length < budget else ()
+            for how in (*of_one_cell, "another sequence's", "all one token late"):
                 spoiled = []
                 for sequence, own in enumerate(states):
                     assert own.keys is not None
@@ -112,6 +114,28 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
                             cells[layer, 1:] = cells[layer, :-1].copy()
                     spoiled.append(own._replace(keys=keys, values=values))
                 yield f"attention layer {layer} {how}", spoiled
+    if states[0].index is not None and budget and states[0].index.shape[1] > budget + 8:
+        for layer in range(len(states[0].index)):
+            for how in ("another sequence's", "all one token late"):
+                spoiled = []
+                for sequence, own in enumerate(states):
+                    assert own.index is not None
+                    other = others[sequence].index
+                    assert other is not None
+                    index = own.index.copy()
+                    if how == "another sequence's":
+                        index[layer, :, :-1] = other[layer, :, :-1]
+                    else:
+                        index[layer, 1:, :-1] = own.index[layer, :-1, :-1]
+                    spoiled.append(own._replace(index=index))
+                yield f"index of attention layer {layer} {how}", spoiled
+        spoiled = []
+        for own in states:
+            assert own.index is not None
+            index = own.index.copy()
+            index[:, -1, -1] = (index[:, -1, -1] + 1) % 64
+            spoiled.append(own._replace(index=index))
+        yield "the newest token, another", spoiled
 
 
 CASES = list(itertools.product(FAMILIES, SEEDS))
@@ -123,6 +147,7 @@ def test_any_wrong_state_row_moves_the_next_output(family: str, seed: int) -> No
     facts, dimensions = family_of(model), dimensions_of(model)
     window = facts.attention_window(dimensions)
     windowed = (bool(window),) * len(facts.attention_layers(dimensions))
+    budget = dimensions.get("top_k", 0)
     hidden = []
     for length in LENGTHS:
         tokens = random_tokens(model, length + 1)
@@ -133,7 +158,7 @@ def test_any_wrong_state_row_moves_the_next_output(family: str, seed: int) -> No
         states = read(session)
         right = decoded(session, tokens[length:], length)
         assert errors(decoded(written(model, states), tokens[length:], length), right).max() == 0
-        for what, spoiled in spoiled_rows(states, late, window, windowed):
+        for what, spoiled in spoiled_rows(states, late, window, windowed, budget):
             moved = errors(decoded(written(model, spoiled), tokens[length:], length), right).min()
             if not moved >= EFFECT_MIN:
                 hidden.append((what, length, float(moved)))

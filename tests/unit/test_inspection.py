@@ -44,7 +44,7 @@ from tests.scripted_target import ATTENTION_ONLY, ScriptedSession, ScriptedTarge
 INSPECT = Manner(inspect=True)
 TOLERANCE = 1e-3
 MODEL = Model("lfm2")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
+FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp")
 
 
 @pytest.fixture(autouse=True)
@@ -247,7 +247,7 @@ def test_small_bounds_change_no_state(family: str, monkeypatch: pytest.MonkeyPat
             assert np.abs(row.values - own.values).max() <= 1e-6
 
 
-@pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "qwen35", "qwen4exp"])
 def test_a_state_is_what_the_next_token_reads(family: str) -> None:
     """Two logs with equal states after them would have equal outputs; other states, other outputs: the state holds the whole past."""
     recompute = recompute_of(Model(family))

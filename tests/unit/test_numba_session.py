@@ -37,10 +37,12 @@ MODELS = {
     ),
     "qwen35-attention": Model("qwen35", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "qwen35-recurrent": Model("qwen35", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "qwen4exp": Model("qwen4exp", dimensions=(("top_k", 8),)),
+    "qwen4exp-blocks": Model("qwen4exp", 5, (("attention_period", 2), ("compress_ratio", 4), ("n_layer", 4), ("ngram_size", 2), ("top_k", 12))),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp"])
 
 
 TARGETS = pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])
@@ -583,7 +585,7 @@ def test_a_sequence_beside_coupled_ones_keeps_the_snapshots_of_all_its_tokens(na
     assert session.positions()[:3] == [(0, 1), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp"])
 @TARGETS
 def test_a_coupled_batch_counts_a_shared_token_once_and_a_full_pool_changes_nothing(name, target):
     session = opened(name, target, n_seq_max=2, n_ctx=5, unified=1)
@@ -708,7 +710,7 @@ def test_a_full_pool_of_shared_cells_is_saved_once_and_shared_again_when_restore
     assert np.array_equal(decode(again, (0, [1]), (2, [2])), decode(session, (0, [1]), (2, [2])))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp"])
 @TARGETS
 def test_a_whole_session_that_does_not_fit_is_refused_and_changes_nothing(name, target):
     for unified in (0, 1):
@@ -738,7 +740,7 @@ def test_a_checkpoint_takes_a_sequence_back_to_its_end(name, target):
     assert np.array_equal(decode(session, (1, [7])), right)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "lfm2-attention"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp", "lfm2-attention"])
 def test_a_checkpoint_does_not_grow_with_the_log_of_a_model_with_attention(name):
     sizes = []
     for count in (5, 50):
@@ -805,16 +807,14 @@ def test_a_session_with_fewer_snapshots_takes_as_many_of_a_save_as_it_can_keep()
     assert small.remove(2, 4, -1).word == "accepted"
 
 
-def test_a_third_row_part_is_shown_and_saved_like_the_others(monkeypatch):
-    model = msgspec.structs.replace(prepared(MODELS["lfm2"]), embedding_shape=(2, 3))
-    monkeypatch.setattr("statedrift.impl.session.prepared", lambda _: model)
-    session = opened("lfm2")
-    decode(session, (0, [1, 2]))
-    rows = {row.layer: row.values for row in session.inspect(0) if row.part == "embedding"}
-    assert sorted(rows) == [0, 1]
-    assert all(np.array_equal(values, np.zeros((3, 2))) for values in rows.values())
+def test_a_third_row_part_and_what_an_indexer_keeps_are_saved_like_the_others():
+    session, log = opened("qwen4exp"), tokens_of(4, 30)
+    decode(session, (0, log))
     session.restore(1, session.save(0, False, False)[1], False, False)
-    assert [(row.layer, row.part) for row in session.inspect(1)] == [(row.layer, row.part) for row in session.inspect(0)]
+    shown, again = session.inspect(0), session.inspect(1)
+    assert {(row.layer, row.part) for row in shown} >= {(0, "embedding"), (2, "index")}
+    assert all(np.array_equal(row.values, same.values) for row, same in zip(shown, again, strict=True))
+    assert np.array_equal(decode(session, (0, [5])), decode(session, (1, [5])))
 
 
 @FAMILIES
