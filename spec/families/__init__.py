@@ -17,9 +17,10 @@ from .lfm2_swa import LFM2_SWA
 from .mamba2 import MAMBA2
 from .nemotron_h import NEMOTRON_H
 from .qwen4exp import QWEN4EXP
+from .qwen4exp_blocks import QWEN4EXP_BLOCKS
 from .qwen35 import QWEN35
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, QWEN4EXP)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, QWEN4EXP, QWEN4EXP_BLOCKS)}
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 

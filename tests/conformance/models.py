@@ -40,6 +40,20 @@ TRANSFORMERS_MODELS = (
     Model("qwen35", 2, (("attention_period", 1), ("head_dim", 12), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2), ("n_rot", 12))),
     Model("qwen35", 3, (("d_conv", 2), ("d_state", 8), ("n_group", 3), ("n_layer", 6), ("n_rot", 4), ("n_value_head", 6))),
     Model("qwen35", 4, (("attention_period", 4), ("n_embd", 48), ("n_ff", 80), ("n_group", 1), ("n_vocab", 100))),
+    Model("qwen4exp", 0),
+    Model("qwen4exp", 1),
+    Model("qwen4exp", 2, (("attention_period", 2), ("compress_ratio", 4), ("n_layer", 4), ("ngram_hashes", 4), ("ngram_size", 2))),
+    Model(
+        "qwen4exp",
+        3,
+        (
+            ("compress_ratio", 3), ("hyper_connections", 2), ("n_embd", 48), ("n_expert", 3), ("n_head", 4), ("n_head_kv", 2),
+            ("n_vocab", 100), ("ngram_conv", 3), ("ngram_hashes", 1), ("ngram_size", 4), ("top_k", 6),
+        ),
+    ),
+    Model("qwen4exp_blocks", 0),
+    Model("qwen4exp_blocks", 1),
+    Model("qwen4exp", 4, (("d_conv", 3), ("index_dim", 8), ("mix_rank", 5), ("n_index_head", 16), ("top_k", 4096))),
 )
 
 LLAMA_CPP_MODELS = (
@@ -69,5 +83,16 @@ LLAMA_CPP_MODELS = (
     Model("qwen35", 2, (("attention_period", 2), ("d_state", 8), ("n_group", 1), ("n_layer", 5), ("n_rot", 16))),
     Model(
         "qwen35", 3, (("d_conv", 3), ("head_dim", 12), ("n_embd", 64), ("n_head", 4), ("n_head_kv", 2), ("n_rot", 4), ("n_value_head", 6))
+    ),
+    Model("qwen4exp", 0),
+    Model("qwen4exp", 1),
+    Model("qwen4exp", 2, (("attention_period", 2), ("n_layer", 4), ("ngram_hashes", 4), ("ngram_size", 2), ("top_k", 5))),
+    Model(
+        "qwen4exp",
+        3,
+        (
+            ("hyper_connections", 2), ("index_dim", 8), ("n_embd", 48), ("n_expert", 3), ("n_head", 4), ("n_head_kv", 2),
+            ("n_index_head", 16), ("ngram_conv", 3), ("ngram_hashes", 1), ("ngram_size", 4), ("top_k", 32),
+        ),
     ),
 )

@@ -4,6 +4,7 @@ Rules
 - A fuzzer that judges outputs is blind where a state does not show. Here every layer's every state part is made wrong in turn (zeroed,
   another sequence's, one token late) and the next output must move by 0.015 at least: 100 times a tolerance of 20 times a noise
   floor of 7e-6, which is more than was measured of any engine.
+- Wrong keys of an indexer may select the same tokens: at least half of the sequences must move.
 - The states are those of our own caches, read, spoiled, and written back; that they are the right ones is tested elsewhere.
 Source: docs/contract.md, Tolerance.
 """
@@ -129,6 +130,7 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
                         index[layer, 1:, :-1] = own.index[layer, :-1, :-1]
                     spoiled.append(own._replace(index=index))
                 yield f"index of attention layer {layer} {how}", spoiled
+    if states[0].index is not None and states[0].index.size:
         spoiled = []
         for own in states:
             assert own.index is not None
@@ -159,7 +161,8 @@ def test_any_wrong_state_row_moves_the_next_output(family: str, seed: int) -> No
         right = decoded(session, tokens[length:], length)
         assert errors(decoded(written(model, states), tokens[length:], length), right).max() == 0
         for what, spoiled in spoiled_rows(states, late, window, windowed, budget):
-            moved = errors(decoded(written(model, spoiled), tokens[length:], length), right).min()
+            moves = errors(decoded(written(model, spoiled), tokens[length:], length), right)
+            moved = np.median(moves) if what.startswith("index") else moves.min()
             if not moved >= EFFECT_MIN:
                 hidden.append((what, length, float(moved)))
     assert hidden == []

@@ -5,11 +5,9 @@ import subprocess
 import sys
 from collections import Counter
 
-import msgspec
 import numpy as np
 import pytest
 from statedrift.impl.hybrid_cache import POSITION_MAX
-from statedrift.impl.model import prepared
 from statedrift.oracle.recompute import Request, recompute_of
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.errors import UsageError
