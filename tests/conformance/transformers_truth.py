@@ -25,7 +25,9 @@ def their_model(model: Model) -> Any:
     """Transformers' module with our weights; every weight of theirs is one of ours, and the other way round."""
     family, dimensions = family_of(model), dimensions_of(model)
     made: Any = getattr(transformers, family.transformers_class)
-    module = made(made.config_class(**family.transformers_configuration(dimensions), attn_implementation="eager", experts_implementation="eager"))
+    module = made(
+        made.config_class(**family.transformers_configuration(dimensions), attn_implementation="eager", experts_implementation="eager")
+    )
     state = {name: torch.from_numpy(array.copy()) for name, array in family.state_dict(dimensions, weights_of(model)).items()}
     module.load_state_dict(state, strict=True)
     return module.eval()

@@ -167,6 +167,8 @@ def test_several_sequences_need_room_for_each_token_once_in_a_pool_and_each_on_i
 def test_the_announced_bytes_are_those_of_the_arrays():
     for unified in (False, True):
         cache = cache_of(unified)
-        arrays = [*cache.keys, *cache.values, cache.index_rows, cache.cell_of] + ([cache.reference_count, cache.free_cells] if unified else [])
+        arrays = [*cache.keys, *cache.values, cache.index_rows, cache.cell_of] + (
+            [cache.reference_count, cache.free_cells] if unified else []
+        )
         total = sum(array.nbytes for array in arrays)
         assert total <= attention_bytes(2, 1, 2, 3, 8, unified, 3) <= total + 12 * 24

@@ -36,7 +36,9 @@ MODELS = {
     "qwen35-attention": Model("qwen35", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "qwen35-recurrent": Model("qwen35", dimensions=(("attention_period", 9), ("n_layer", 2))),
     "qwen4exp": Model("qwen4exp", dimensions=(("top_k", 8),)),
-    "qwen4exp-blocks": Model("qwen4exp", 5, (("attention_period", 2), ("compress_ratio", 4), ("n_layer", 4), ("ngram_size", 2), ("top_k", 12))),
+    "qwen4exp-blocks": Model(
+        "qwen4exp", 5, (("attention_period", 2), ("compress_ratio", 4), ("n_layer", 4), ("ngram_size", 2), ("top_k", 12))
+    ),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))

@@ -85,5 +85,7 @@ def test_gguf_and_transformers_get_every_weight(family: str) -> None:
     model = Model(family)
     weights, dimensions = weights_of(model), dimensions_of(model)
     assert sorted(tensor.weight for tensor in family_of(model).gguf_tensors(dimensions)) == sorted(weights)
-    theirs = family_of(model).state_dict(dimensions, weights).values()  # some of theirs are several of ours, and tables of whole numbers none
+    theirs = (
+        family_of(model).state_dict(dimensions, weights).values()
+    )  # some of theirs are several of ours, and tables of whole numbers none
     assert sum(array.size for array in theirs if array.dtype == np.float32) == sum(weight.size for weight in weights.values())
