@@ -50,7 +50,10 @@ def span_errors(model: Model, runs: Sequence[Run]) -> list[list[np.ndarray]]:
 
 def unjudged_rows(model: Model, runs: Sequence[Run]) -> tuple[int, int]:
     """How many rows of all runs are not judged because a selection was too close, and how many rows there are."""
-    answers = recompute_of(model).answers([Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans])
+    recompute = recompute_of(model)
+    if not recompute.selects:
+        return 0, sum(len(span.indices) for run in runs for span in run.spans)
+    answers = recompute.answers([Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans])
     margins = np.concatenate([answer.margins for answer in answers]) if answers else np.zeros(0)
     return int(np.count_nonzero(margins < MARGIN_MIN)), len(margins)
 

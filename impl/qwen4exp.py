@@ -18,14 +18,13 @@ from ..spec.families.gated_attention import ROPE_THETA
 from ..spec.families.qwen4exp import (
     EMBEDDING_LAYER,
     EOS_TOKEN,
-    attention_layers,
     embedding_window,
     hash_multipliers,
     hash_offsets,
     hash_sizes,
-    recurrent_layers,
     stream_channels,
 )
+from ..spec.families.qwen35 import attention_layers, recurrent_layers
 from .batches import SplitBatch
 from .cells import Plan
 from .delta_net_mixer import DeltaNetWeights, delta_net_room, delta_net_shapes, mix_delta_net, prepare_delta_nets

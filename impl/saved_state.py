@@ -110,7 +110,7 @@ def _checksum(metadata: _Metadata, tensors: Mapping[str, np.ndarray | bytes]) ->
 def pack(model: PreparedModel, state: SequenceState, partial: bool = False) -> bytes:
     """The container of what one sequence of `model` holds; `partial`: of its recurrent half, whatever else `state` has."""
     cells = () if partial or not model.attention_layers else (np.arange(state.token_count),)
-    whole = SessionState((state,), (0,), cells, *(() if partial else (state.keys, state.values, state.index)))
+    whole = SessionState((state,), (0,), cells, *(() if partial else (state.keys, state.values, state.index_rows)))
     return _packed(model, "partial" if partial else "sequence", 0, whole)
 
 
@@ -134,11 +134,11 @@ def _packed(model: PreparedModel, kind: Kind, unified: int, state: SessionState)
     if cell_count:
         assert state.keys is not None
         assert state.values is not None
-        assert state.index is not None
+        assert state.index_rows is not None
         parts["cells"] = np.concatenate(state.cells).astype(np.int32)
         for index, layer in enumerate(model.attention_layers):
             parts[f"layers.{layer}.key"], parts[f"layers.{layer}.value"] = state.keys[index], state.values[index]
-            parts[f"layers.{layer}.index"] = state.index[index]
+            parts[f"layers.{layer}.index"] = state.index_rows[index]
     tensors = {name: np.ascontiguousarray(parts[name]).reshape(shape) for name, (_, shape) in _shapes(model, metadata).items()}
     metadata = msgspec.structs.replace(metadata, checksum=_checksum(metadata, tensors))
     return bytes(save_tensors(tensors, {"statedrift": msgspec.json.encode(metadata).decode()}))
@@ -151,7 +151,9 @@ def unpack(model: PreparedModel, blob: bytes, partial: bool = False) -> Sequence
     """What one sequence held, or the reason why `blob` is refused. Raises nothing, whatever the bytes are."""
     kind: Kind = "partial" if partial else "sequence"
     state = _unpacked(model, blob, kind, 1, 0)
-    return state if isinstance(state, str) else state.sequences[0]._replace(keys=state.keys, values=state.values, index=state.index)
+    return (
+        state if isinstance(state, str) else state.sequences[0]._replace(keys=state.keys, values=state.values, index_rows=state.index_rows)
+    )
 
 
 def unpack_session(model: PreparedModel, blob: bytes, n_seq_max: int, unified: bool) -> SessionState | str:

@@ -284,8 +284,8 @@ class NumbaSession:
                 )
             )
             if model.index_width:
-                assert state.index is not None
-                rows.append(StateRow(layer, "index", state.index[index][None, :, None, :-1].copy()))
+                assert state.index_rows is not None
+                rows.append(StateRow(layer, "index", state.index_rows[index][None, :, None, :-1].copy()))
         return sorted(rows, key=lambda row: row.layer)
 
     def close(self) -> None:

@@ -18,13 +18,13 @@ from ..spec.families.delta_net import NORM_EPSILON, key_heads_in_turn
 from ..spec.families.qwen4exp import (
     EMBEDDING_LAYER,
     EOS_TOKEN,
-    attention_layers,
     embedding_window,
     hash_multipliers,
     hash_offsets,
     hash_sizes,
     stream_channels,
 )
+from ..spec.families.qwen35 import attention_layers
 from . import delta_net as delta_net_block
 from . import gated_attention as attention_block
 from .blocks import expert_mixture, root_mean_square_norm, windows
@@ -170,7 +170,7 @@ def _table_rows(dimensions: Dimensions, forest: Forest) -> torch.Tensor:
         ended |= token == EOS_TOKEN
         newest.append(np.where(ended, EOS_TOKEN, token))
     sizes, offsets, multipliers = hash_sizes(dimensions), hash_offsets(dimensions), hash_multipliers(dimensions)
-    rows = []
+    rows: list[np.ndarray] = []
     joined = newest[0] * multipliers[0]
     for token, multiplier in zip(newest[1:], multipliers[1:], strict=True):
         joined = joined ^ (token * multiplier)

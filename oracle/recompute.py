@@ -116,12 +116,15 @@ def forward_of(model: Model) -> FamilyForward:
 
 
 class Recompute:
-    """The recompute of one model. Make it with `recompute_of`, which keeps the newest few."""
+    """The recompute of one model. Make it with `recompute_of`, which keeps the newest few.
+
+    selects  whether its layers select, so that margins may be finite
+    """
 
     def __init__(self, model: Model) -> None:
         self._dimensions = dimensions_of(model)
         self._forward = forward_of(model)
-        self._selects = isinstance(self._forward, SelectingForward)
+        self.selects = isinstance(self._forward, SelectingForward)
         float64 = {name: torch.from_numpy(weight.astype(np.float64)) for name, weight in weights_of(model).items()}
         self._weights = self._forward.prepared(self._dimensions, float64)
 
@@ -211,7 +214,7 @@ class Recompute:
 
     def _hidden_states(self, forest: Forest, trace: Trace | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Hidden states of every node, the margins of its row, and those of its states."""
-        if self._selects:
+        if self.selects:
             return cast(SelectingForward, self._forward).hidden_states_and_margins(self._dimensions, self._weights, forest, trace)
         sure = torch.full((forest.node_count,), float("inf"), dtype=torch.float64)
         return self._forward.hidden_states(self._dimensions, self._weights, forest, trace), sure, sure

@@ -115,28 +115,28 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
                             cells[layer, 1:] = cells[layer, :-1].copy()
                     spoiled.append(own._replace(keys=keys, values=values))
                 yield f"attention layer {layer} {how}", spoiled
-    if states[0].index is not None and budget and states[0].index.shape[1] > budget + 8:
-        for layer in range(len(states[0].index)):
+    if states[0].index_rows is not None and budget and states[0].index_rows.shape[1] > budget + 8:
+        for layer in range(len(states[0].index_rows)):
             for how in ("another sequence's", "all one token late"):
                 spoiled = []
                 for sequence, own in enumerate(states):
-                    assert own.index is not None
-                    other = others[sequence].index
+                    assert own.index_rows is not None
+                    other = others[sequence].index_rows
                     assert other is not None
-                    index = own.index.copy()
+                    index = own.index_rows.copy()
                     if how == "another sequence's":
                         index[layer, :, :-1] = other[layer, :, :-1]
                     else:
-                        index[layer, 1:, :-1] = own.index[layer, :-1, :-1]
-                    spoiled.append(own._replace(index=index))
+                        index[layer, 1:, :-1] = own.index_rows[layer, :-1, :-1]
+                    spoiled.append(own._replace(index_rows=index))
                 yield f"index of attention layer {layer} {how}", spoiled
-    if states[0].index is not None and states[0].index.size:
+    if states[0].index_rows is not None and states[0].index_rows.size:
         spoiled = []
         for own in states:
-            assert own.index is not None
-            index = own.index.copy()
+            assert own.index_rows is not None
+            index = own.index_rows.copy()
             index[:, -1, -1] = (index[:, -1, -1] + 1) % 64
-            spoiled.append(own._replace(index=index))
+            spoiled.append(own._replace(index_rows=index))
         yield "the newest token, another", spoiled
 
 

@@ -51,8 +51,8 @@ def session_of(model):
     lead = state_of(model, 5, 3)
     held = ()
     if model.attention_layers:
-        held = [np.concatenate([getattr(lead, name), getattr(alone, name)], axis=1) for name in ("keys", "values", "index")]
-    bare = [state._replace(keys=None, values=None, index=None) for state in (lead, lead._replace(states=None), SequenceState(), alone)]
+        held = [np.concatenate([getattr(lead, name), getattr(alone, name)], axis=1) for name in ("keys", "values", "index_rows")]
+    bare = [state._replace(keys=None, values=None, index_rows=None) for state in (lead, lead._replace(states=None), SequenceState(), alone)]
     cells = tuple(np.array(own, np.int64) for own in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [], [6, 7, 4]))
     same_as = (0, 0, 2, 3) if model.recurrent_layers else (0, 1, 2, 3)
     return SessionState(tuple(bare), same_as, cells if model.attention_layers else (), *held)
@@ -267,7 +267,7 @@ def test_the_cells_of_a_saved_sequence_are_in_order_and_each_its_own(cells):
     model = prepared(MODELS["lfm2"])
     alone = state_of(model)
     count = max(cells) + 1
-    forged = SessionState((alone,), (0,), (np.array(cells),), alone.keys[:, :count], alone.values[:, :count], alone.index[:, :count])
+    forged = SessionState((alone,), (0,), (np.array(cells),), alone.keys[:, :count], alone.values[:, :count], alone.index_rows[:, :count])
     assert isinstance(unpack(model, saved_state._packed(model, "sequence", 0, forged)), str)
 
 
