@@ -103,7 +103,9 @@ def test_one_more_layer_leaves_the_other_layers_as_they_are(family: str) -> None
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.has_gguf])
 def test_gguf_gets_every_weight(family: str) -> None:
     model = Model(family)
-    assert {tensor.weight for tensor in family_of(model).gguf_tensors(dimensions_of(model))} == set(weights_of(model))  # one may be there twice
+    assert {tensor.weight for tensor in family_of(model).gguf_tensors(dimensions_of(model))} == set(
+        weights_of(model)
+    )  # one may be there twice
 
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.transformers_class])
