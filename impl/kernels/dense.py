@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from . import kernel
-from .arithmetic import sigmoid, silu
+from .arithmetic import gelu, sigmoid, silu
 
 _INPUTS_AT_ONCE = 8
 
@@ -148,6 +148,15 @@ def gated_linear_unit(gate: np.ndarray, value: np.ndarray) -> None:
         result = value[token]
         for i in range(source.size):
             result[i] = result[i] * silu(source[i])
+
+
+@kernel
+def gated_gelu_unit(gate: np.ndarray, value: np.ndarray) -> None:
+    """value *= gelu(gate), float32 [tokens, channels] both."""
+    for token in range(gate.shape[0]):
+        source, result = gate[token], value[token]
+        for i in range(source.size):
+            result[i] = result[i] * gelu(source[i])
 
 
 @kernel

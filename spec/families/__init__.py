@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from ..errors import UsageError
 from ..models import Model
+from .falcon_h1 import FALCON_H1
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
 from .jamba import JAMBA
 from .kimi_linear import KIMI_LINEAR
@@ -24,11 +25,14 @@ from .qwen3next import QWEN3NEXT
 from .qwen35 import QWEN35
 from .rwkv6 import RWKV6
 from .rwkv7 import RWKV7
+from .zamba2 import ZAMBA2
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35, MAMBA, JAMBA, MINIMAX01, QWEN3NEXT, KIMI_LINEAR, RWKV6, RWKV7)
-}
+    for family in (
+        MAMBA, MAMBA2, LFM2, LFM2_SWA, JAMBA, NEMOTRON_H, FALCON_H1, ZAMBA2, QWEN3NEXT, QWEN35, KIMI_LINEAR, MINIMAX01, RWKV6, RWKV7,
+    )
+}  # fmt: skip
 
 __all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
 

@@ -70,6 +70,24 @@ TRANSFORMERS_MODELS = (
     Model("kimi_linear", 2, (("attention_period", 1), ("n_dense", 2), ("n_layer", 2), ("qk_rope_dim", 4), ("value_dim", 24))),
     Model("kimi_linear", 3, (("d_conv", 2), ("head_dim", 8), ("kv_lora_rank", 12), ("n_dense", 2), ("n_head", 3), ("n_layer", 6))),
     Model("kimi_linear", 4, (("attention_period", 4), ("n_dense", 0), ("n_embd", 48), ("n_expert", 5), ("n_vocab", 100))),
+    Model("falcon_h1", 0),
+    Model("falcon_h1", 1),
+    Model("falcon_h1", 2, (("n_head", 6), ("n_head_kv", 2), ("n_layer", 2), ("ssm_norm", 1))),
+    Model("falcon_h1", 3, (("d_inner", 96), ("n_group", 2), ("n_head_kv", 2), ("n_head_ssm", 6), ("n_layer", 2), ("ssm_norm", 1))),
+    Model(
+        "falcon_h1",
+        4,
+        (("d_conv", 2), ("d_state", 8), ("n_embd", 32), ("n_ff", 80), ("n_group", 2), ("n_head", 2), ("n_head_kv", 1), ("n_vocab", 100)),
+    ),
+    Model("zamba2", 0),
+    Model("zamba2", 1),
+    Model("zamba2", 2, (("attention_period", 1), ("n_block", 2), ("n_head", 4), ("n_layer", 3))),
+    Model("zamba2", 3, (("adapter_rank", 3), ("d_inner", 96), ("n_block", 2), ("n_group", 2), ("n_head_ssm", 6), ("n_layer", 6))),
+    Model(
+        "zamba2",
+        4,
+        (("attention_period", 3), ("d_conv", 2), ("d_inner", 48), ("d_state", 8), ("n_embd", 48), ("n_ff", 80), ("n_vocab", 100)),
+    ),
 )
 
 RWKV_MODELS = (
@@ -157,4 +175,8 @@ LLAMA_CPP_MODELS = (
     Model(
         "rwkv7", 3, (("decay_lora_rank", 3), ("gate_lora_rank", 5), ("n_ff", 50), ("rate_lora_rank", 4), ("value_residual_lora_rank", 2))
     ),
+    Model("falcon_h1", 0),
+    Model("falcon_h1", 1),
+    Model("falcon_h1", 2, (("d_conv", 2), ("n_embd", 32), ("n_ff", 80), ("n_group", 2), ("n_head", 2), ("n_head_kv", 1), ("n_layer", 5))),
+    Model("falcon_h1", 3, (("d_inner", 96), ("n_group", 2), ("n_head", 4), ("n_head_kv", 2), ("n_head_ssm", 6), ("ssm_norm", 1))),
 )

@@ -67,6 +67,7 @@ def computed_sizes(size: Size) -> dict[str, float]:
         Model("minimax01"),
         Model("rwkv6"),
         Model("rwkv7"),
+        Model("falcon_h1"),
     ],
     ids=lambda model: model.family,
 )

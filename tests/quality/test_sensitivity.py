@@ -36,8 +36,13 @@ def errors(rows: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def random_tokens(model: Model, length: int) -> np.ndarray:
-    """int64 [length, sequences]."""
-    return np.random.default_rng((model.seed, length)).integers(0, dimensions_of(model)["n_vocab"], (length, SEQUENCES))
+    """int64 [length, sequences]. No token follows itself: a first layer's attention cell that is one token late would be the right one but
+    for its place."""
+    n_vocab = dimensions_of(model)["n_vocab"]
+    tokens = np.random.default_rng((model.seed, length)).integers(0, n_vocab, (length, SEQUENCES))
+    for before, own in itertools.pairwise(tokens):
+        own[own == before] = (own[own == before] + 1) % n_vocab
+    return tokens
 
 
 def opened(model: Model) -> NumbaSession:

@@ -30,6 +30,7 @@ from statedrift.fuzz.trial import Bench, Trial  # noqa: E402
 from statedrift.oracle.ledger import EMPTY, Log  # noqa: E402
 from statedrift.oracle.recompute import Recompute, recompute_of, use_one_thread  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
+from statedrift.spec.families import FAMILIES  # noqa: E402
 from statedrift.spec.models import Model  # noqa: E402
 from statedrift.spec.operations import Drop, Restore, Share  # noqa: E402
 from statedrift.spec.programs import Program, parse_program, program_text  # noqa: E402
@@ -44,20 +45,6 @@ from tests.scripted_target import ATTENTION_ONLY, ScriptedSession, ScriptedTarge
 INSPECT = Manner(inspect=True)
 TOLERANCE = 1e-3
 MODEL = Model("lfm2")
-FAMILIES = (
-    "mamba2",
-    "lfm2",
-    "lfm2_swa",
-    "nemotron_h",
-    "qwen35",
-    "mamba",
-    "jamba",
-    "minimax01",
-    "qwen3next",
-    "kimi_linear",
-    "rwkv6",
-    "rwkv7",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +248,8 @@ def test_small_bounds_change_no_state(family: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "family", ["mamba2", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear", "rwkv6", "rwkv7"]
+    "family",
+    ["mamba2", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear", "rwkv6", "rwkv7", "falcon_h1", "zamba2"],
 )
 def test_a_state_is_what_the_next_token_reads(family: str) -> None:
     """Two logs with equal states after them would have equal outputs; other states, other outputs: the state holds the whole past."""

@@ -13,7 +13,7 @@ from statedrift.impl.model import prepared
 from statedrift.oracle.recompute import Request, recompute_of
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.errors import UsageError
-from statedrift.spec.families import doubled
+from statedrift.spec.families import dimensions_of, doubled, family_of
 from statedrift.spec.models import Model
 from statedrift.spec.target import Batch, Session, Target
 from statedrift.targets.numba import RING, RING_WITHOUT_SNAPSHOTS, TARGET
@@ -63,11 +63,16 @@ MODELS = {
     "jamba-heads": Model("jamba", 5, (("attention_period", 2), ("d_state", 3), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2))),
     "jamba-attention": Model("jamba", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "jamba-recurrent": Model("jamba", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "falcon_h1": Model("falcon_h1", dimensions=(("n_layer", 2),)),
+    "falcon_h1-groups": Model("falcon_h1", 5, (("n_group", 2), ("n_head", 6), ("n_head_kv", 2), ("n_layer", 1), ("ssm_norm", 1))),
+    "zamba2": Model("zamba2", dimensions=(("n_layer", 3),)),
+    "zamba2-blocks": Model("zamba2", 5, (("attention_period", 1), ("n_block", 2), ("n_group", 2), ("n_head", 2), ("n_layer", 3))),
+    "zamba2-recurrent": Model("zamba2", dimensions=(("attention_period", 9), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize(
-    "name",
-    ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear", "rwkv6", "rwkv7"],
+FAMILIES = pytest.mark.parametrize("name", [name for name in MODELS if "-" not in name])
+HYBRIDS = pytest.mark.parametrize(
+    "name", [name for name, model in MODELS.items() if "-" not in name and family_of(model).attention_layers(dimensions_of(model))]
 )
 
 
@@ -611,7 +616,7 @@ def test_a_sequence_beside_coupled_ones_keeps_the_snapshots_of_all_its_tokens(na
     assert session.positions()[:3] == [(0, 1), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01", "qwen3next", "kimi_linear"])
+@HYBRIDS
 @TARGETS
 def test_a_coupled_batch_counts_a_shared_token_once_and_a_full_pool_changes_nothing(name, target):
     session = opened(name, target, n_seq_max=2, n_ctx=5, unified=1)
@@ -736,7 +741,7 @@ def test_a_full_pool_of_shared_cells_is_saved_once_and_shared_again_when_restore
     assert np.array_equal(decode(again, (0, [1]), (2, [2])), decode(session, (0, [1]), (2, [2])))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "minimax01", "qwen3next", "kimi_linear"])
+@HYBRIDS
 @TARGETS
 def test_a_whole_session_that_does_not_fit_is_refused_and_changes_nothing(name, target):
     for unified in (0, 1):
@@ -766,9 +771,7 @@ def test_a_checkpoint_takes_a_sequence_back_to_its_end(name, target):
     assert np.array_equal(decode(session, (1, [7])), right)
 
 
-@pytest.mark.parametrize(
-    "name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "jamba", "lfm2-attention", "minimax01", "qwen3next", "kimi_linear"]
-)
+@HYBRIDS
 def test_a_checkpoint_does_not_grow_with_the_log_of_a_model_with_attention(name):
     sizes = []
     for count in (5, 50):
@@ -969,6 +972,9 @@ def test_a_session_that_cannot_be_had_is_an_error_before_memory_is_taken(model, 
         ("jamba-recurrent", "draft", 3, 0),
         ("minimax01", "draft", 3, 256),
         ("minimax01-recurrent", "draft", 3, 0),
+        ("falcon_h1", "draft", 3, 256),
+        ("zamba2", "draft", 3, 256),
+        ("zamba2-recurrent", "draft", 3, 0),
     ],
 )
 def test_capabilities_follow_the_models_layers(name, guarantee, n_rs_seq, n_ctx):

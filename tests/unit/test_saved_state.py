@@ -30,6 +30,8 @@ MODELS = {
     "minimax01": Model("minimax01"),
     "rwkv6": Model("rwkv6", dimensions=(("n_layer", 1),)),
     "rwkv7": Model("rwkv7", dimensions=(("n_layer", 1),)),
+    "falcon_h1": Model("falcon_h1"),
+    "zamba2": Model("zamba2"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
