@@ -28,7 +28,7 @@ from statedrift.spec.families import FAMILIES, Family
 from statedrift.spec.models import Model
 from statedrift.spec.state_sizes import KINDS, StateLayers, width
 
-from tests.conformance.models import LLAMA_CPP_MODELS, TRANSFORMERS_MODELS
+from tests.conformance.models import LLAMA_CPP_MODELS, RWKV_MODELS, TRANSFORMERS_MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 FLOOR_MAX = TOLERANCE_MAX / FLOORS_IN_TOLERANCE
@@ -87,6 +87,25 @@ def _transformers_in_float64(model: Model) -> tuple[float, int]:
     return max(errors), len(logs)
 
 
+def _rwkv(model: Model) -> tuple[float, int]:
+    from tests.conformance.rwkv_truth import largest_error, logs_of, state_dict, their_model, their_rows
+
+    logs = tuple(logs_of(model))
+    with tempfile.TemporaryDirectory() as folder:
+        module = their_model(model, Path(folder), state_dict(model))
+    return max(largest_error(their_rows(module, log), ours) for log, ours in zip(logs, our_rows(model, logs), strict=True)), len(logs)
+
+
+def _rwkv_in_float64(model: Model) -> tuple[float, int]:
+    from tests.conformance.rwkv_truth import float64, largest_error, logs_of, state_dict, their_model, their_rows
+
+    logs = tuple(logs_of(model))
+    with tempfile.TemporaryDirectory() as folder, float64():
+        module = their_model(model, Path(folder), state_dict(model), is_double=True)
+        errors = [largest_error(their_rows(module, log), ours) for log, ours in zip(logs, our_rows(model, logs), strict=True)]
+    return max(errors), len(logs)
+
+
 def _llama_cpp(model: Model) -> tuple[float, int]:
     from tests.conformance.llama_cpp_truth import errors, log_of, their_rows
 
@@ -99,6 +118,8 @@ def _llama_cpp(model: Model) -> tuple[float, int]:
 TRUTHS = (
     Truth("Transformers as shipped", 2e-5, TRANSFORMERS_MODELS, _transformers),
     Truth("Transformers in float64", 1e-9, TRANSFORMERS_MODELS, _transformers_in_float64),
+    Truth("rwkv as shipped", 2e-5, RWKV_MODELS, _rwkv),
+    Truth("rwkv in float64", 1e-9, RWKV_MODELS, _rwkv_in_float64),
     Truth("llama.cpp", 1e-4, LLAMA_CPP_MODELS, _llama_cpp),
 )
 
@@ -134,6 +155,7 @@ two seeds and on other shapes, over whole logs of 1 to 70 tokens.
 
 - *Transformers as shipped* and *in float64* (with everything they cast to float32 left as it is): the largest difference of a log's logits,
   relative to the largest of them.
+- *rwkv as shipped* and *in float64*: the same, of the models in the `rwkv` package.
 - *llama.cpp*: the largest error of a row as the contract defines it, max|y - r| / (1 + rms(r)); it computes in float32 with sums of its own.
 
 A cell is the largest error, with how many models and logs were compared. `-`: that one does not have the family."""
