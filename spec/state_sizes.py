@@ -117,9 +117,9 @@ KINDS: dict[str, LayerKind] = {
             "Ainslie et al. 2023 (arXiv:2305.13245); llama.cpp, llama-kv-cache.cpp",
         ),
         LayerKind(
-            "latent_attention", "multi-head latent attention: all heads' keys and values are made of one row, and only that is kept",
+            "latent_attention", "latent attention: keys and values of all heads are made of one row",
             {"kv_lora_rank": 512, "qk_rope_dim": 64},
-            (Part("k", "latents and shared keys", "kv_lora_rank + qk_rope_dim"),),
+            (Part("k", "latents", "kv_lora_rank + qk_rope_dim"),),
             "DeepSeek-AI 2024 (arXiv:2405.04434); llama.cpp, llama-kv-cache.cpp",
         ),
         LayerKind(
