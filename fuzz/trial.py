@@ -28,7 +28,7 @@ from ..store.findings import Answer
 from ..targets.registry import load_target
 from .calibration import measure_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
-from .execution import NOTHING_DECLARED, PLAIN, Manner, Run, Step, dead_at_opening, execute
+from .execution import PLAIN, Manner, Run, Step, execute
 from .judgement import judge
 from .sandbox import Death, Sandbox
 from .signatures import coarse_signature
@@ -206,12 +206,10 @@ class Bench:
 
     def run_before(self, program: Program, death: Death, manner: Manner = PLAIN) -> Run | None:
         """What happened before a worker's death: the same program without the operation that ended it (or, when it ended while
-        opening, over fresh memory; where that opens no session either, nothing did)."""
+        opening, over fresh memory)."""
         index = death.verdict.operation_index
         cache = program.cache if index is not None else msgspec.structs.replace(program.cache, start="fresh")
         (before,) = self.run([Program(program.model, cache, program.operations[: index or 0])], [manner])
-        if index is None and isinstance(before, Death) and before.verdict.operation_index is None:
-            return dead_at_opening(death.verdict, NOTHING_DECLARED, manner)
         if not isinstance(before, Run) or len(before.steps) != (index or 0):
             return None
         steps = before.steps

@@ -18,7 +18,7 @@ from .forwards import Memory
 from .kernels import kernel
 from .kernels.arithmetic import sigmoid, silu, softplus
 from .kernels.causal_convolution import causal_convolution
-from .kernels.dense import gated_linear_unit, linear, rms_norm, to_length
+from .kernels.dense import gate_by_sigmoid, gated_linear_unit, linear, rms_norm, to_length
 from .kernels.gated_delta_net import gated_delta_net
 from .memory import aligned
 from .stacking import stacked, stacked_matrices, stacked_norms
@@ -42,6 +42,7 @@ class DeltaNetWeights(NamedTuple):
     out_projection: np.ndarray  # [layers, d_inner, n_embd]
     key_heads: np.ndarray  # int64 [some], key heads in the order in which they serve value heads, beginning again after the last
     groups: int
+    gates_by_sigmoid: bool  # else by SiLU
 
 
 class DeltaNetRoom(NamedTuple):
@@ -58,7 +59,9 @@ class DeltaNetRoom(NamedTuple):
     mixed: np.ndarray
 
 
-def prepare_delta_nets(dimensions: Dimensions, weights: Weights, layers: tuple[int, ...], key_heads: tuple[int, ...]) -> DeltaNetWeights:
+def prepare_delta_nets(
+    dimensions: Dimensions, weights: Weights, layers: tuple[int, ...], key_heads: tuple[int, ...], gates_by_sigmoid: bool = False
+) -> DeltaNetWeights:
     """Lay the weights of the delta nets `layers` out; `key_heads` as in spec/families/delta_net.py."""
     n_embd, n_value_head = dimensions["n_embd"], dimensions["n_value_head"]
     channels, d_inner = convolution_channels(dimensions), inner_channels(dimensions)
@@ -75,6 +78,7 @@ def prepare_delta_nets(dimensions: Dimensions, weights: Weights, layers: tuple[i
         out_projection=stacked_matrices(weights, "out_projection", layers, n_embd, d_inner),
         key_heads=np.array(key_heads, np.int64),
         groups=dimensions["n_group"],
+        gates_by_sigmoid=gates_by_sigmoid,
     )
 
 
@@ -185,5 +189,8 @@ def mix_delta_net(
     )
     heads_apart = room.mixed.reshape((tokens * value_heads, d_state))
     rms_norm(heads_apart, weights.gated_norm[place], _EPSILON, heads_apart)
-    gated_linear_unit(room.gate, room.mixed)
+    if weights.gates_by_sigmoid:
+        gate_by_sigmoid(room.gate, room.mixed)
+    else:
+        gated_linear_unit(room.gate, room.mixed)
     linear(room.mixed, weights.out_projection[place], y)

@@ -7,7 +7,7 @@ Source: Transformers' Qwen3_5ForCausalLM for names and the order of parts.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn import functional
@@ -42,11 +42,13 @@ def delta_net(
     levels: Levels,
     layer: int,
     trace: Trace | None,
+    gate: Callable[[torch.Tensor], torch.Tensor] = functional.silu,
 ) -> torch.Tensor:
     """One layer's output, float64 [nodes, n_embd], of its normed input x, the same.
 
     key_heads  in the order in which they serve value heads, beginning again after the last
     trace      takes down conv [channels, d_conv - 1] and recurrent [value heads, head_dim, d_state]
+    gate       what the gate's projection goes through
     """
     n_group, n_value_head, d_state = (dimensions[name] for name in ("n_group", "n_value_head", "d_state"))
     inputs = x @ weights[prefix + "qkv_projection"]
@@ -65,7 +67,7 @@ def delta_net(
         trace.convolution(layer, inputs, dimensions["d_conv"] - 1)
         trace.recurrent(layer, states)
     y = root_mean_square_norm(y, weights[prefix + "gated_norm"], NORM_EPSILON).view(-1, n_value_head * d_state)
-    return (y * functional.silu(x @ weights[prefix + "gate_projection"])) @ weights[prefix + "out_projection"]
+    return (y * gate(x @ weights[prefix + "gate_projection"])) @ weights[prefix + "out_projection"]
 
 
 def _unit_length(x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ Rules
 Source: Transformers' Qwen3NextForCausalLM and Qwen3_5ForCausalLM for names and the order of parts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -28,11 +28,19 @@ def gated_attention_channels(dimensions: Dimensions) -> int:
 
 
 def gated_attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
+    dimensions: Dimensions,
+    weights: Tensors,
+    prefix: str,
+    x: torch.Tensor,
+    forest: Forest,
+    layer: int,
+    trace: Trace | None,
+    selected: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """One layer's output, float64 [nodes, n_embd], of its normed input x, the same.
 
-    trace  takes down attention [n_head_kv, head_dim] a token, K after its norm and before its rotation
+    trace      takes down attention [n_head_kv, head_dim] a token, K after its norm and before its rotation
+    selected   the keys that are seen, as `masked_attention` has them; None: all before a node
     """
     n_head, n_head_kv, head_dim = dimensions["n_head"], dimensions["n_head_kv"], dimensions["head_dim"]
     # Every head's query stands before its gate.
@@ -45,5 +53,5 @@ def gated_attention(
     if trace is not None:
         trace.attention(layer, key, value)
     query, key = (partly_rotated(heads, forest.depths, ROPE_THETA, dimensions["n_rot"]) for heads in (query, key))
-    y = masked_attention(query, key, value, forest) * gate.reshape(-1, n_head * head_dim).sigmoid()
+    y = masked_attention(query, key, value, forest, selected=selected) * gate.reshape(-1, n_head * head_dim).sigmoid()
     return y @ weights[prefix + "out_projection"]

@@ -62,9 +62,9 @@ class LlamaMemory:
             cells = LlamaAttentionCells(model, len(layers), window, n_seq_max, size, self._unified, architecture.leaps)
             self.attention.append(cells)
             keys[kind], values[kind] = cells.keys, cells.values
-        self.arrays = Memory(
-            self.recurrent.convolution_rows, self.recurrent.recurrent_rows, (keys[FULL], keys[WINDOWED]), (values[FULL], values[WINDOWED])
-        )
+        nothing = allocate((0, 0, 0))
+        rows = self.recurrent.convolution_rows, self.recurrent.recurrent_rows
+        self.arrays = Memory(*rows, (keys[FULL], keys[WINDOWED]), (values[FULL], values[WINDOWED]), nothing, nothing)
 
     def _window_size(self, window: int, n_seq_max: int, configuration: CacheConfiguration) -> int:
         """Cells of a stream of the layers with a window."""

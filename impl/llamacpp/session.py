@@ -52,7 +52,9 @@ class LlamaPolicySession:
         self._leaps, self._strays = architecture.leaps, architecture.strays
         self._memory = LlamaMemory(self._model, configuration, architecture, switches)
         if architecture.one_sequence and not configuration.unified:
-            required(self._memory.n_ubatch % configuration.n_seq_max == 0, "ggml_can_repeat(b, a)")
+            n_ubatch, n_seq_max = self._memory.n_ubatch, configuration.n_seq_max
+            required(n_ubatch >= n_seq_max, "ggml_nelements(a) == ne0*ne1*ne2")
+            required(n_ubatch % n_seq_max == 0, "ggml_can_repeat(b, a)")
         self._n_seq_max = configuration.n_seq_max
         self._architecture_name = str(family.gguf_metadata(self._model.dimensions)["general.architecture"]).encode()
         self._kept_on_device: dict[int, list[bytes]] = {}

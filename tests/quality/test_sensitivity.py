@@ -4,6 +4,7 @@ Rules
 - A fuzzer that judges outputs is blind where a state does not show. Here every layer's every state part is made wrong in turn (zeroed,
   another sequence's, one token late) and the next output must move by 0.015 at least: 100 times a tolerance of 20 times a noise
   floor of 7e-6; what was measured of targets stands in docs/families.md.
+- Wrong keys of an indexer may select the same tokens: at least half of the sequences must move.
 - The states are those of our own caches, read, spoiled, and written back; that they are the right ones is tested elsewhere.
 Source: docs/contract.md, Tolerance.
 """
@@ -75,11 +76,12 @@ def written(model: Model, states: States) -> NumbaSession:
     return session
 
 
-def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool, ...]) -> Iterator[tuple[str, States]]:
+def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool, ...], budget: int) -> Iterator[tuple[str, States]]:
     """Every part of every layer in turn, made wrong; `late` is the states one token before. Attention: one recent cell, and all cells.
 
     window    tokens that a windowed attention layer sees, the one to come included; 0: all
     windowed  for each attention layer whether it has the window
+    budget    tokens that an attention layer selects: one that is left out cannot show, and where all are taken no indexer does. 0: all
     """
     others = [*states[1:], states[0]]
     if states[0].states is not None:
@@ -98,7 +100,8 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
         length = states[0].keys.shape[1]
         for layer in range(len(states[0].keys)):
             seen = min(8, length - 1, (window or length) - 1 if windowed[layer] else length)
-            for how in ("zeroed", "another sequence's", "one token late", "all one token late"):
+            of_one_cell = ("zeroed", "one token late") if not budget or length < budget else ()
+            for how in (*of_one_cell, "another sequence's", "all one token late"):
                 spoiled = []
                 for sequence, own in enumerate(states):
                     assert own.keys is not None
@@ -117,6 +120,29 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
                             cells[layer, 1:] = cells[layer, :-1].copy()
                     spoiled.append(own._replace(keys=keys, values=values))
                 yield f"attention layer {layer} {how}", spoiled
+    if states[0].index_rows is not None and budget and states[0].index_rows.shape[1] > budget + 8:
+        for layer in range(len(states[0].index_rows)):
+            for how in ("another sequence's", "all one token late"):
+                spoiled = []
+                for sequence, own in enumerate(states):
+                    assert own.index_rows is not None
+                    other = others[sequence].index_rows
+                    assert other is not None
+                    index = own.index_rows.copy()
+                    if how == "another sequence's":
+                        index[layer, :, :-1] = other[layer, :, :-1]
+                    else:
+                        index[layer, 1:, :-1] = own.index_rows[layer, :-1, :-1]
+                    spoiled.append(own._replace(index_rows=index))
+                yield f"index of attention layer {layer} {how}", spoiled
+    if states[0].index_rows is not None and states[0].index_rows.size:
+        spoiled = []
+        for own in states:
+            assert own.index_rows is not None
+            index = own.index_rows.copy()
+            index[:, -1, -1] = (index[:, -1, -1] + 1) % 64
+            spoiled.append(own._replace(index_rows=index))
+        yield "the newest token, another", spoiled
 
 
 CASES = list(itertools.product(FAMILIES, SEEDS))
@@ -135,8 +161,10 @@ def effects(model: Model, length: int) -> Iterator[tuple[str, float]]:
     states = read(session)
     right = decoded(session, tokens[length:], length)
     assert errors(decoded(written(model, states), tokens[length:], length), right).max() == 0
-    for what, spoiled in spoiled_rows(states, late, window, windowed):
-        yield what, float(errors(decoded(written(model, spoiled), tokens[length:], length), right).min())
+    for what, spoiled in spoiled_rows(states, late, window, windowed, dimensions.get("top_k", 0)):
+        moved = errors(decoded(written(model, spoiled), tokens[length:], length), right)
+        # A selection may happen to be the same: of an indexer's rows most sequences must show it.
+        yield what, float(np.median(moved) if what.startswith("index") else moved.min())
 
 
 @pytest.mark.parametrize(("family", "seed"), CASES)

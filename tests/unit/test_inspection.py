@@ -249,7 +249,21 @@ def test_small_bounds_change_no_state(family: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "family",
-    ["mamba2", "nemotron_h", "qwen35", "mamba", "jamba", "minimax01", "qwen3next", "kimi_linear", "rwkv6", "rwkv7", "falcon_h1", "zamba2"],
+    [
+        "mamba2",
+        "nemotron_h",
+        "qwen35",
+        "mamba",
+        "jamba",
+        "minimax01",
+        "qwen3next",
+        "kimi_linear",
+        "rwkv6",
+        "rwkv7",
+        "falcon_h1",
+        "zamba2",
+        "qwen4exp",
+    ],
 )
 def test_a_state_is_what_the_next_token_reads(family: str) -> None:
     """Two logs with equal states after them would have equal outputs; other states, other outputs: the state holds the whole past."""

@@ -5,11 +5,9 @@ import subprocess
 import sys
 from collections import Counter
 
-import msgspec
 import numpy as np
 import pytest
 from statedrift.impl.hybrid_cache import POSITION_MAX
-from statedrift.impl.model import prepared
 from statedrift.oracle.recompute import Request, recompute_of
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.errors import UsageError
@@ -56,6 +54,10 @@ MODELS = {
     "rwkv6-heads": Model("rwkv6", 5, (("n_embd", 36), ("n_layer", 1), ("wkv_head_size", 12))),
     "rwkv7": Model("rwkv7", dimensions=(("n_layer", 2),)),
     "rwkv7-heads": Model("rwkv7", 5, (("n_embd", 36), ("n_layer", 2), ("wkv_head_size", 12))),
+    "qwen4exp": Model("qwen4exp", dimensions=(("top_k", 8),)),
+    "qwen4exp-blocks": Model(
+        "qwen4exp", 5, (("attention_period", 2), ("compress_ratio", 4), ("n_layer", 4), ("ngram_size", 2), ("top_k", 12))
+    ),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "mamba": Model("mamba", dimensions=(("n_layer", 2),)),
     "mamba-narrow": Model("mamba", 3, (("d_conv", 2), ("d_state", 5), ("dt_rank", 1), ("n_embd", 20), ("n_layer", 1))),
@@ -838,16 +840,14 @@ def test_a_session_with_fewer_snapshots_takes_as_many_of_a_save_as_it_can_keep()
     assert small.remove(2, 4, -1).word == "accepted"
 
 
-def test_a_third_row_part_is_shown_and_saved_like_the_others(monkeypatch):
-    model = msgspec.structs.replace(prepared(MODELS["lfm2"]), embedding_shape=(2, 3))
-    monkeypatch.setattr("statedrift.impl.session.prepared", lambda _: model)
-    session = opened("lfm2")
-    decode(session, (0, [1, 2]))
-    rows = {row.layer: row.values for row in session.inspect(0) if row.part == "embedding"}
-    assert sorted(rows) == [0, 1]
-    assert all(np.array_equal(values, np.zeros((3, 2))) for values in rows.values())
+def test_a_third_row_part_and_what_an_indexer_keeps_are_saved_like_the_others():
+    session, log = opened("qwen4exp"), tokens_of(4, 30)
+    decode(session, (0, log))
     session.restore(1, session.save(0, False, False)[1], False, False)
-    assert [(row.layer, row.part) for row in session.inspect(1)] == [(row.layer, row.part) for row in session.inspect(0)]
+    shown, again = session.inspect(0), session.inspect(1)
+    assert {(row.layer, row.part) for row in shown} >= {(0, "embedding"), (2, "index")}
+    assert all(np.array_equal(row.values, same.values) for row, same in zip(shown, again, strict=True))
+    assert np.array_equal(decode(session, (0, [5])), decode(session, (1, [5])))
 
 
 @FAMILIES

@@ -65,6 +65,14 @@ GOLDEN = {
     ("zamba2", 1): "2f6ecf7a5ef84815",
     ("zamba2", 2): "f984b848bc480a76",
     ("zamba2", 3): "52b4eebfb76a1c42",
+    ("qwen4exp", 0): "a971fc5705ec3261",
+    ("qwen4exp", 1): "dde7b049fc20886e",
+    ("qwen4exp", 2): "6fff4a6c51cf6db0",
+    ("qwen4exp", 3): "60bff46b3f757a4f",
+    ("qwen4exp_blocks", 0): "a4abac69446b7337",
+    ("qwen4exp_blocks", 1): "e0d1982ce1d898d4",
+    ("qwen4exp_blocks", 2): "f8b408093c5bab76",
+    ("qwen4exp_blocks", 3): "6974ab4fd5a1888b",
 }
 
 
