@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec.families.family import Dimensions, Weights
-from ..spec.families.jamba import JAMBA, NORM_EPSILON, head_size
+from ..spec.families.jamba import JAMBA, head_size
+from ..spec.families.mamba import NORM_EPSILON
 from .batches import SplitBatch
 from .cells import Plan
 from .forwards import FULL, Memory, Sights
