@@ -126,7 +126,8 @@ def masked_form(
         if not (summed_query - middle).abs().max() * steepest <= EXPONENT_MAX:
             raise ArithmeticError(f"decays sum to more than {EXPONENT_MAX} within {query_count} tokens")
         # Only keys beyond every query, which the mask drops, can reach the bound.
-        terms = ((middle - summed)[..., None] * rates).clamp_(max=EXPONENT_MAX).exp_()
+        to_middle = (middle - summed).clamp_(min=-EXPONENT_MAX / steepest)
+        terms = (to_middle[..., None] * rates).exp_()
         terms.mul_(gather(added, batch.key)[..., None]).mul_(gather(b, batch.key)[:, :, None])
         held = (batch.allowed.to(terms.dtype) @ terms.view(piece_count, key_count, -1)).view(piece_count, query_count, d_inner, d_state)
         held.mul_(((summed_query - middle)[..., None] * rates).exp_())

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statedrift.oracle.delta_rule import gated_delta_rule, levels_of
 from statedrift.oracle.forest import Forest, leaf_logs, plan
+from statedrift.oracle.mamba import masked_form
 from statedrift.oracle.mamba2 import masked_quadratic_form
 from statedrift.oracle.recompute import Recompute, Request, recompute_of
 from statedrift.spec.errors import UsageError
@@ -234,6 +235,29 @@ def test_the_mask_refuses_decays_that_would_overflow_its_factors() -> None:
     value, step, b = torch.ones(3, 2, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64), torch.ones(3, 1, 1, dtype=torch.float64)
     with pytest.raises(ArithmeticError, match="decays sum to more than"):
         masked_quadratic_form(value, step, -400 * step, b, b, forest)
+
+
+@settings(deadline=None)
+@given(some_logs, st.integers(1, 40))
+def test_mamba1s_masked_form_is_its_plain_recurrence(logs: list[Log], pair_max: int) -> None:
+    leaves, _ = leaf_logs(logs)
+    generator = np.random.default_rng(len(logs))
+    for forest in plan(leaves, 2, node_max=20, pair_max=pair_max):
+        count = forest.node_count
+        added, b, c = (torch.from_numpy(generator.normal(size=(count, size))) for size in (3, 2, 2))
+        step, rates = torch.from_numpy(generator.uniform(0, 2, (count, 3))), -torch.from_numpy(generator.uniform(0, 1, (3, 2)))
+        y = masked_form(added, step, rates, b, c, forest)
+        states = torch.zeros(count + 1, 3, 2, dtype=torch.float64)  # the last is that of no token
+        for node in range(count):
+            states[node] = states[int(forest.ancestors[1, node])] * (step[node][:, None] * rates).exp() + added[node][:, None] * b[node]
+            assert (y[node] - states[node] @ c[node]).abs().max() <= 1e-12
+
+
+def test_decays_of_single_channels_that_would_overflow_are_an_error_not_infinity() -> None:
+    (forest,) = plan([(1, 2, 3)], window=1, node_max=10, pair_max=10)
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    with pytest.raises(ArithmeticError, match="decays sum to more than"):
+        masked_form(ones, 400 * ones, -ones[:1], ones, ones, forest)
 
 
 def test_an_unknown_family_is_a_clear_error() -> None:
