@@ -182,7 +182,7 @@ wrong state shows (tests/quality/test_sensitivity.py). What is promised of each 
 added: [add-a-family.md](add-a-family.md)."""
 
 KEPT = """\
-Each with what its layers keep by default, in the letters and widths of [caches.md](caches.md) (r, s and p: a row a state; k and v: a row a token),
+Each with what its layers keep by default, in the letters and widths of [caches.md](caches.md) (r, s and p: a row a state; k, v and i: a row a token),
 and its dimensions."""
 
 OUTSIDE = """\
