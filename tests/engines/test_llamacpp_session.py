@@ -28,7 +28,7 @@ from statedrift.targets import llamacpp
 from statedrift.targets.llamacpp import TARGET
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
+FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp")
 TOLERANCE = 1e-4
 FULL = tuple(int(token) for token in implicit_tokens(0, 0, 40, 0, 64))
 Item = tuple[int | tuple[int, ...], Sequence[int], int]  # sequences, tokens, first position
@@ -118,7 +118,7 @@ def test_logits_and_hidden_states_take_turns() -> None:
     assert error(logits, recompute("lfm2", FULL[:5])[3:]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp"])
 def test_a_draft_rolled_back_is_forgotten(family: str) -> None:
     with opened(family) as session:
         rows_of(session, (0, FULL[:10], 0))
@@ -320,6 +320,7 @@ def test_tokens_fit_the_capacity_that_is_reported(keys: dict[str, Any], n_ctx: i
             {},
             {"guarantee": "draft", "n_rs_seq": 3, "recurrent": True, "attention": True, "n_ctx": 256, "shift": False, "divide": False},
         ),
+        ("qwen4exp", {}, {"guarantee": "draft", "n_rs_seq": 3, "n_ctx": 256, "shift": False, "embeddings": False}),
         ("mamba2", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": False, "n_ctx": 0, "n_batch": 4096}),
     ],
 )
