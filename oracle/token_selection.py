@@ -43,10 +43,10 @@ def selected_keys(
 def _block_keys(raw_key: torch.Tensor, finish: Finish, batch: PathBatch, block_size: int) -> torch.Tensor:
     """The keys of all whole blocks of the batch's paths, float64 [pieces, blocks, size]."""
     piece_count, key_count = batch.key.shape
-    blocks = key_count // block_size
-    means = gather(raw_key, batch.key[:, : blocks * block_size]).reshape(piece_count * blocks, block_size, -1).mean(1)
+    blocks, size = key_count // block_size, raw_key.shape[1]
+    means = gather(raw_key, batch.key[:, : blocks * block_size]).reshape(piece_count * blocks, block_size, size).mean(1)
     starts = torch.arange(0, blocks * block_size, block_size).repeat(piece_count)
-    return finish(means, starts).view(piece_count, blocks, -1)
+    return finish(means, starts).view(piece_count, blocks, size)
 
 
 def _best(scores: torch.Tensor, allowed: torch.Tensor, block_size: int, block_count: int) -> tuple[torch.Tensor, torch.Tensor]:

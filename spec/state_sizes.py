@@ -131,7 +131,7 @@ KINDS: dict[str, LayerKind] = {
         LayerKind(
             "indexed_attention", "grouped-query attention to tokens that an indexer selects",
             {"n_head_kv": 2, "head_dim": 256, "index_dim": 128},
-            (*_KEYS_AND_VALUES, Part("i", "raw keys of the indexer", "index_dim")),
+            (*_KEYS_AND_VALUES, Part("i", "index keys", "index_dim")),
             "Transformers' Qwen4ExpForCausalLM; llama.cpp, llama-memory-hybrid-idx.cpp",
         ),
     )

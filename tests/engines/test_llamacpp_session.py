@@ -118,7 +118,7 @@ def test_logits_and_hidden_states_take_turns() -> None:
     assert error(logits, recompute("lfm2", FULL[:5])[3:]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp"])
 def test_a_draft_rolled_back_is_forgotten(family: str) -> None:
     with opened(family) as session:
         rows_of(session, (0, FULL[:10], 0))
@@ -327,6 +327,7 @@ def test_tokens_fit_the_capacity_that_is_reported(keys: dict[str, Any], n_ctx: i
         ("jamba", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
         ("qwen3next", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
         ("kimi_linear", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
+        ("qwen4exp", {}, {"guarantee": "draft", "n_rs_seq": 3, "n_ctx": 256, "shift": False, "embeddings": False}),
         ("mamba2", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": False, "n_ctx": 0, "n_batch": 4096}),
     ],
 )

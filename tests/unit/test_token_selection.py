@@ -63,6 +63,14 @@ def test_a_node_sees_the_best_blocks_of_its_own_path(block_size):
             assert float(margins[path[depth]]) == pytest.approx(margin, abs=1e-12)
 
 
+def test_a_path_that_makes_no_block_is_seen_whole():
+    forest = forest_of([(1, 2)])
+    query, key = torch.ones(2, 3, 5, dtype=torch.float64), torch.ones(2, 5, dtype=torch.float64)
+    (seen,), margins = selected_keys(query, key, as_they_are, forest, 4, 1)
+    assert torch.equal(seen, forest.batches[0].allowed)
+    assert torch.isinf(margins).all()
+
+
 def test_the_smallest_margin_so_far_is_that_of_the_path():
     forest = forest_of([(1, 2, 3, 4), (1, 2, 5), (7,)])
     margins = torch.from_numpy(np.random.default_rng(1).random(forest.node_count))
