@@ -16,7 +16,8 @@ from .families.family import TensorFact
 from .models import Model
 
 
-def _draw(model: Model, fact: TensorFact) -> np.ndarray:
+def drawn(model: Model, fact: TensorFact) -> np.ndarray:
+    """One weight of `model`: read-only float32 array of the fact's shape."""
     key = hashlib.blake2b(f"{model.family},{model.seed},{fact.name}".encode(), digest_size=16).digest()
     generator = Generator(PCG64(int.from_bytes(key, "little")))
     sample = generator.standard_normal(fact.shape) if fact.draw == "normal" else generator.random(fact.shape)
@@ -28,4 +29,4 @@ def _draw(model: Model, fact: TensorFact) -> np.ndarray:
 @functools.lru_cache(maxsize=16)
 def weights_of(model: Model) -> dict[str, np.ndarray]:
     """All weights of `model`: name -> read-only float32 array. Raises UsageError when the model's dimensions are bad."""
-    return {fact.name: _draw(model, fact) for fact in family_of(model).tensors(dimensions_of(model))}
+    return {fact.name: drawn(model, fact) for fact in family_of(model).tensors(dimensions_of(model))}
