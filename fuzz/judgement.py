@@ -4,6 +4,7 @@ Rules
 - The first operation that went wrong decides, be it by its answer, a position or a row.
 - An output row `y` against its recompute `r`: err = max|y - r| / (1 + rms(r)); it is right only if err <= tolerance, so NaN is wrong.
 - Logs of all runs of one model go through one recompute.
+- Where a truth cannot be had (`truth.NoTruth`), a program that is not wrong before is `unknown`.
 """
 
 from collections import defaultdict
@@ -16,6 +17,10 @@ from ..spec.models import Model
 from ..spec.verdicts import Verdict
 from .execution import Run
 from .state_judgement import state_verdicts
+from .truth import NoTruth
+
+Truths = Sequence[Sequence[np.ndarray | NoTruth]]
+"""For every run and every one of its spans the true rows, float64 [rows, width]."""
 
 
 def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -32,14 +37,23 @@ def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return errors
 
 
-def span_errors(model: Model, runs: Sequence[Run]) -> list[list[np.ndarray]]:
-    """For every run and every one of its spans, the errors of its rows."""
-    requests = [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
+def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None) -> list[list[np.ndarray]]:
+    """For every run and every one of its spans, the errors of its rows; no row has one where there is no truth. `truths` None: our own recompute."""
+    if truths is None:
+        requests = [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
+        flat: list[np.ndarray | NoTruth] = list(recompute_of(model).rows(requests))
+    else:
+        flat = [truth for own in truths for truth in own]
     rows = []
     for run in runs:
         decodes = {index: np.frombuffer(data, np.float32).reshape(-1, width) for index, (data, width) in run.rows.items()}
         rows += [decodes[span.operation_index][list(span.places)] for span in run.spans]
-    errors = iter(_errors_together(rows, recompute_of(model).rows(requests)))
+    known = [number for number, truth in enumerate(flat) if len(rows[number]) and not isinstance(truth, NoTruth)]
+    together = _errors_together(
+        [rows[number] for number in known], [truth for truth in flat if not isinstance(truth, NoTruth) and len(truth)]
+    )
+    found = dict(zip(known, together, strict=True))
+    errors = iter([found.get(number, np.zeros(0)) for number in range(len(rows))])
     return [[next(errors) for _ in run.spans] for run in runs]
 
 
@@ -59,12 +73,16 @@ def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -
     return errors
 
 
-def judge(model: Model, runs: Sequence[Run], tolerance: float, state_tolerance: float | None = None) -> list[Verdict]:
+def judge(
+    model: Model, runs: Sequence[Run], tolerance: float, state_tolerance: float | None = None, truths: Truths | None = None
+) -> list[Verdict]:
     """The verdict of every run; all runs are of programs of `model`. `state_tolerance` is that of state rows, `tolerance` where it is None.
 
     Where an operation's rows and the state after it are wrong, the state decides: it says in which layer.
     """
-    verdicts = [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs), strict=True)]
+    verdicts = [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs, truths), strict=True)]
+    if truths is not None:
+        verdicts = [_as_far_as_known(run, own, verdict) for run, own, verdict in zip(runs, truths, verdicts, strict=True)]
     states = state_verdicts(model, runs, tolerance if state_tolerance is None else state_tolerance)
     return [_earlier(state, verdict) for state, verdict in zip(states, verdicts, strict=True)]
 
@@ -76,6 +94,21 @@ def _earlier(state: Verdict | None, verdict: Verdict) -> Verdict:
     if not verdict.is_divergence:
         return state
     return state if state.operation_index <= (-1 if verdict.operation_index is None else verdict.operation_index) else verdict
+
+
+def _as_far_as_known(run: Run, truths: Sequence[np.ndarray | NoTruth], verdict: Verdict) -> Verdict:
+    """The verdict, or `unknown` when the truth of rows before it cannot be had."""
+    unknown = [
+        (span.operation_index, span.sequence, truth.reason)
+        for span, truth in zip(run.spans, truths, strict=True)
+        if isinstance(truth, NoTruth)
+    ]
+    if not unknown:
+        return verdict
+    index, sequence, reason = min(unknown)
+    if verdict.is_divergence and (verdict.operation_index is None or verdict.operation_index <= index):
+        return verdict
+    return Verdict("unknown", index, sequence, reason=f"could not test: the target's own recompute of the log failed: {reason}"[:300])
 
 
 def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerance: float) -> Verdict:
@@ -121,9 +154,9 @@ def _wrong_rows(run: Run, span_number: int, errors: np.ndarray, tolerance: float
     )
 
 
-def worst_error(model: Model, runs: Sequence[Run]) -> float:
+def worst_error(model: Model, runs: Sequence[Run], truths: Truths | None = None) -> float:
     """The largest finite error over all rows of all runs; NaN when there are rows and none is finite."""
-    flat = [errors for run_errors in span_errors(model, runs) for errors in run_errors if len(errors)]
+    flat = [errors for run_errors in span_errors(model, runs, truths) for errors in run_errors if len(errors)]
     if not flat:
         return 0.0
     errors = np.concatenate(flat)

@@ -40,6 +40,7 @@ from ..spec.operations import (
 from ..spec.programs import operation_text, program_id, program_text
 from ..spec.tokens import DIRTY_SALT, DIRTY_TOKEN_COUNT, implicit_tokens
 from ..store.findings import Finding
+from ..targets.llama_tensors import asked_tensors
 from .execution import lay_out
 from .retrace import Moment, retrace
 from .trial import Trial
@@ -89,6 +90,7 @@ def _head(finding: Finding, needs: str) -> str:
 
 def _replay_script(finding: Finding) -> str:
     inspect = ', "--inspect"' if finding.verdict.layer is not None else ""
+    inspect += "" if finding.oracle == "own" else f', "--oracle", "{finding.oracle}"'
     return _head(finding, "Needs statedrift: this target is driven through it.") + (
         "import subprocess\nimport sys\n\n"
         f'PROGRAM = """\\\n{program_text(finding.program)}"""\n\n'
@@ -123,6 +125,11 @@ def _needed(functions: str, calls: str) -> list[str]:
 
 def _tensor_lines(model: Model) -> list[str]:
     family, dimensions = family_of(model), dimensions_of(model)
+    if not family.is_modelled:
+        return [
+            f"    {(fact.name, fact.name, fact.shape, fact.draw, fact.scale, fact.offset, fact.shape, '')!r},"
+            for fact in asked_tensors(model)
+        ]
     facts = {fact.name: fact for fact in family.tensors(dimensions)}
     lines = []
     for tensor in family.gguf_tensors(dimensions):

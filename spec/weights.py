@@ -7,11 +7,12 @@ Rules
 
 import functools
 import hashlib
+from pathlib import Path
 
 import numpy as np
 from numpy.random import PCG64, Generator  # imported here, not when the first weight is drawn: NumPy loads it lazily
 
-from .families import dimensions_of, family_of
+from .families import dimensions_of, engine_only, family_of
 from .families.family import TensorFact
 from .models import Model
 
@@ -30,3 +31,13 @@ def drawn(model: Model, fact: TensorFact) -> np.ndarray:
 def weights_of(model: Model) -> dict[str, np.ndarray]:
     """All weights of `model`: name -> read-only float32 array. Raises UsageError when the model's dimensions are bad."""
     return {fact.name: drawn(model, fact) for fact in family_of(model).tensors(dimensions_of(model))}
+
+
+def weights_digest(model: Model) -> str:
+    """What tells these weights from others, 16 hex digits: a hash of them, or, where only an engine knows the tensors, of the rules they are drawn by."""
+    digest = hashlib.blake2b(digest_size=8)
+    if not family_of(model).is_modelled:
+        digest.update(Path(engine_only.__file__).read_bytes())
+    for weight in weights_of(model).values():
+        digest.update(weight.tobytes())
+    return digest.hexdigest()

@@ -22,7 +22,19 @@ from .qwen35 import QWEN35
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35)}
 
-__all__ = ["ENGINE_ONLY", "FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_names", "family_of"]
+__all__ = [
+    "ENGINE_ONLY",
+    "FAMILIES",
+    "Dimensions",
+    "Family",
+    "GgufTensor",
+    "RowWidths",
+    "TensorFact",
+    "dimensions_of",
+    "doubled",
+    "family_names",
+    "family_of",
+]
 
 
 def family_of(model: Model) -> Family:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import UsageError
 from ..models import Model
 from .family import Dimensions, Family, RowWidths, TensorFact
 
@@ -105,8 +106,8 @@ def _common(dimensions: Dimensions) -> Metadata:
 
 
 def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    """The second layer, and every third after it."""
-    return tuple(range(1, dimensions["n_layer"], 3)) if dimensions.get("n_head_kv") else ()
+    """Of a hybrid: the second layer, and every third after it."""
+    return tuple(range(1, dimensions["n_layer"], 3))
 
 
 def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
@@ -117,8 +118,8 @@ def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
 def _heads(dimensions: Dimensions) -> Metadata:
     """Heads of every layer; a layer without key heads is recurrent."""
     attention = _attention_layers(dimensions)
-    key_heads = [dimensions["n_head_kv"] if layer in attention else 0 for layer in range(dimensions["n_layer"])]
-    return {"attention__head_count": [dimensions["n_head"]] * dimensions["n_layer"], "attention__head_count_kv": key_heads}
+    key_heads = [1 if layer in attention else 0 for layer in range(dimensions["n_layer"])]
+    return {"attention__head_count": [2] * dimensions["n_layer"], "attention__head_count_kv": key_heads}
 
 
 def _mixer(dimensions: Dimensions, n_group: int = 2) -> Metadata:
@@ -189,7 +190,7 @@ def _glm5_next(dimensions: Dimensions) -> Metadata:
 
 def _qwen35moe(dimensions: Dimensions) -> Metadata:
     own = {
-        "attention__head_count": dimensions["n_head"], "attention__head_count_kv": dimensions["n_head_kv"], "attention__key_length": 16,
+        "attention__head_count": 2, "attention__head_count_kv": 1, "attention__key_length": 16,
         "attention__value_length": 16, "rope__dimension_count": 16, "rope__dimension_sections": [3, 3, 2, 0], "ssm__conv_kernel": 4,
         "ssm__inner_size": dimensions["n_embd"], "ssm__state_size": 16, "ssm__time_step_rank": dimensions["n_embd"] // 16, "ssm__group_count": 2,
         "attention__recurrent_layers": [layer in _recurrent_layers(dimensions) for layer in range(dimensions["n_layer"])],
@@ -210,9 +211,9 @@ def _nemotron_h_moe(dimensions: Dimensions) -> Metadata:
 
 def _deepseek4(dimensions: Dimensions) -> Metadata:
     own = {
-        "attention__head_count": dimensions["n_head"], "attention__head_count_kv": 1, "attention__key_length": 16, "attention__value_length": 16,
+        "attention__head_count": 8, "attention__head_count_kv": 1, "attention__key_length": 16, "attention__value_length": 16,
         "rope__dimension_count": 8, "attention__q_lora_rank": 32, "attention__kv_lora_rank": 32, "attention__sliding_window": _WINDOW,
-        "attention__output_group_count": dimensions["n_head"], "attention__output_lora_rank": 16,
+        "attention__output_group_count": 8, "attention__output_lora_rank": 16,
         "attention__compress_ratios": [(0, 4, 128, 4)[layer % 4] for layer in range(dimensions["n_layer"])],
         "attention__compress_rope_freq_base": 160000.0, "attention__indexer__head_count": 2, "attention__indexer__top_k": 131072,
         "attention__indexer__key_length": 64, "hash_layer_count": 0, "swiglu_clamp_exp": 10.0, "expert_weights_norm": True, "expert_gating_func": 4,
@@ -232,17 +233,23 @@ def _doubled(name: str) -> Callable[[Model], Model]:
     return doubled
 
 
-def _family(name: str, title: str, metadata: Callable[[Dimensions], Metadata], rule: Rule, window: int = 0, **dimensions: int) -> Family:
-    defaults = {"n_vocab": 64, "n_embd": 64, "n_layer": 4, "n_ff": 96} | dimensions
+def _check(dimensions: Dimensions) -> None:
+    if dimensions["n_embd"] % 64:
+        raise UsageError(f"n_embd must be a multiple of 64, not {dimensions['n_embd']}")
+
+
+def _family(
+    name: str, title: str, metadata: Callable[[Dimensions], Metadata], rule: Rule, n_embd: int = 64, is_hybrid: bool = True, window: int = 0
+) -> Family:
     return Family(
         name=name,
         title=title,
-        defaults=defaults,
-        bounds={"n_vocab": (8, 65536), "n_layer": (1, 64)},
-        check=lambda dimensions: None,
+        defaults={"n_vocab": 64, "n_embd": n_embd, "n_layer": 4, "n_ff": 96},
+        bounds={"n_vocab": (8, 4096), "n_embd": (64, 512), "n_layer": (3, 16), "n_ff": (1, 1024)},
+        check=_check,
         tensors=lambda dimensions: (),
-        recurrent_layers=_recurrent_layers,
-        attention_layers=_attention_layers,
+        recurrent_layers=_recurrent_layers if is_hybrid else lambda dimensions: tuple(range(dimensions["n_layer"])),
+        attention_layers=_attention_layers if is_hybrid else lambda dimensions: (),
         row_widths=lambda dimensions: RowWidths(0, 0),
         state_layers=lambda dimensions: (),
         doubled=_doubled(name),
@@ -255,22 +262,21 @@ def _family(name: str, title: str, metadata: Callable[[Dimensions], Metadata], r
 _CONVOLUTION_DRAWS: Draws = {
     "attn_v": ("normal", 8.0, 0.0), "attn_output": ("normal", 3.0, 0.0), "shortconv.conv": ("normal", 0.9 * math.sqrt(3), 0.0),
 }  # fmt: skip
-_HYBRID = {"n_head": 2, "n_head_kv": 1}
 _DELTA_DRAWS: Draws = {"ssm_a": ("uniform", -0.4, -0.8), "ssm_dt.bias": ("normal", 0.5, 0.0)}
 
 ENGINE_ONLY: dict[str, Family] = {
     family.name: family
     for family in (
-        _family("arwkv7", "ARWKV-7: RWKV-7 time mixing in a Qwen2 block", _arwkv7, _rule(), n_embd=128),
-        _family("rwkv6qwen2", "RWKV-6 time mixing in a Qwen2 block", _rwkv6qwen2, _rule(left_out=("time_mix_first",)), n_embd=128),
-        _family("granitehybrid", "Granite 4: hybrid, Mamba-2 and grouped-query attention", _granitehybrid, _rule(), **_HYBRID),
-        _family("plamo2", "PLaMo 2: hybrid, Mamba with norms and attention", _plamo2, _rule(), **_HYBRID),
-        _family("nemotron_h_moe", "Nemotron-H with experts: hybrid, Mamba-2, attention and mixtures", _nemotron_h_moe, _rule(), **_HYBRID),
-        _family("lfm2moe", "LFM2 with experts: hybrid, gated short convolutions and attention", _lfm2moe, _rule(_CONVOLUTION_DRAWS), **_HYBRID),
-        _family("qwen35moe", "Qwen3.5 with experts: hybrid, gated delta net and attention", _qwen35moe, _rule(), **_HYBRID),
-        _family("kimi_k3", "Kimi K3: hybrid, Kimi delta attention and latent attention", _kimi_k3, _rule(_DELTA_DRAWS), **_HYBRID),
-        _family("bailingmoe3", "Ling 3: hybrid, Kimi delta attention and latent attention", _bailingmoe3, _rule(_DELTA_DRAWS), **_HYBRID),
-        _family("glm5_next", "GLM 5 next: hybrid, Kimi delta attention and latent attention with an indexer", _glm5_next, _rule(_DELTA_DRAWS), **_HYBRID),
-        _family("deepseek4", "DeepSeek-V4: compressed attention with recurrent compressors", _deepseek4, _rule(), _WINDOW, n_head=8, n_head_kv=1),
+        _family("arwkv7", "ARWKV-7: RWKV-7 time mixing in a Qwen2 block", _arwkv7, _rule(), 128, is_hybrid=False),
+        _family("rwkv6qwen2", "RWKV-6 time mixing in a Qwen2 block", _rwkv6qwen2, _rule(left_out=("time_mix_first",)), 128, is_hybrid=False),
+        _family("granitehybrid", "Granite 4: hybrid, Mamba-2 and grouped-query attention", _granitehybrid, _rule()),
+        _family("plamo2", "PLaMo 2: hybrid, Mamba with norms and attention", _plamo2, _rule()),
+        _family("nemotron_h_moe", "Nemotron-H with experts: hybrid, Mamba-2, attention and mixtures", _nemotron_h_moe, _rule()),
+        _family("lfm2moe", "LFM2 with experts: hybrid, gated short convolutions and attention", _lfm2moe, _rule(_CONVOLUTION_DRAWS)),
+        _family("qwen35moe", "Qwen3.5 with experts: hybrid, gated delta net and attention", _qwen35moe, _rule()),
+        _family("kimi_k3", "Kimi K3: hybrid, Kimi delta attention and latent attention", _kimi_k3, _rule(_DELTA_DRAWS)),
+        _family("bailingmoe3", "Ling 3: hybrid, Kimi delta attention and latent attention", _bailingmoe3, _rule(_DELTA_DRAWS)),
+        _family("glm5_next", "GLM 5 next: hybrid, Kimi delta attention and latent attention with an indexer", _glm5_next, _rule(_DELTA_DRAWS)),
+        _family("deepseek4", "DeepSeek-V4: compressed attention with recurrent compressors", _deepseek4, _rule(), window=_WINDOW),
     )
 }  # fmt: skip
