@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
@@ -33,7 +32,7 @@ from ..store.files import write_whole
 from .execution import Run
 from .judgement import worst_error
 from .state_judgement import worst_state_error
-from .truth import PLAIN_SETTING, EngineTruth, Form, NoTruth, Setting, setting_of
+from .truth import PLAIN_SETTING, EngineTruth, NoTruth, Setting
 
 LOG_COUNT = 200
 LOG_TOKENS_MAX = 200
@@ -101,43 +100,27 @@ def _check_accepted(model: Model, programs: Sequence[Program], runs: Sequence[Ru
 def measure_own_noise(model: Model, setting: Setting, run_all: RunAll, truth: EngineTruth) -> Noise:
     """Measure the floor of a target that is its own truth.
 
-    Raises UnavailableError when plain decodings are refused, the truth cannot be had, is not the same bits a second time, or is too noisy.
+    Raises UnavailableError when plain decodings are refused, the truth cannot be had, are other numbers a second time, or is too noisy.
     """
     programs, runs = _plain_runs(model, run_all, setting)
     cut = [_cut(program) for program in programs[0::2]]
     cut_runs = run_all(cut)
     _check_accepted(model, cut, cut_runs)
-    truths = truth.rows_of_spans(programs[1::2], runs[1::2])
-    _check_repeatable(model, programs[0::2], runs[0::2], truth)
-    steps_error = worst_error(model, runs[1::2], truths)
-    cut_error = worst_error(model, cut_runs, truth.rows_of_spans(cut, cut_runs))
-    unknown = next((row for own in truths for row in own if isinstance(row, NoTruth)), None)
+    whole, steps, cut_truths = (
+        truth.rows_of_spans(some, some_runs)
+        for some, some_runs in ((programs[0::2], runs[0::2]), (programs[1::2], runs[1::2]), (cut, cut_runs))
+    )
+    unknown = next((row for own in steps for row in own if isinstance(row, NoTruth)), None)
     if unknown is not None:
         raise UnavailableError(f"could not test {model_text(model)}: the target's own recompute of a log failed: {unknown.reason}")
-    return noise_of(min(cut_error, steps_error), max(cut_error, steps_error), model)
+    if worst_error(model, runs[0::2], whole) != 0.0:  # the very program of the truth, run once more
+        raise UnavailableError(f"could not test {model_text(model)}: the same log decoded twice in fresh sessions gives different numbers")
+    errors = worst_error(model, runs[1::2], steps), worst_error(model, cut_runs, cut_truths)
+    return noise_of(min(errors), max(errors), model)
 
 
 def _cut(program: Program) -> Program:
     return msgspec.structs.replace(program, cache=msgspec.structs.replace(program.cache, n_ubatch=CUT_UBATCH))
-
-
-def _check_repeatable(model: Model, programs: Sequence[Program], runs: Sequence[Run], truth: EngineTruth) -> None:
-    """The truth of every log, decoded twice, has to be the same bits."""
-    for hidden in (False, True):
-        chosen = [
-            (program, run.spans[0].log)
-            for program, run in zip(programs, runs, strict=True)
-            if (program.cache.outputs == "embeddings") == hidden
-        ]
-        if not chosen:
-            continue
-        form = Form(model, setting_of(chosen[0][0].cache), hidden)
-        logs = [log for _, log in chosen]
-        for first, second in zip(truth.recomputed(form, logs), truth.recomputed(form, logs), strict=True):
-            if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.tobytes() != second.tobytes():
-                raise UnavailableError(
-                    f"could not test {model_text(model)}: the same log decoded twice in fresh sessions gives different bits"
-                )
 
 
 def _tolerance(floor: float) -> float:

@@ -113,11 +113,6 @@ class EngineTruth:
         truths = iter([self._true_rows(form, span.log, span.indices) for form, span in asked])
         return [[next(truths) for _ in run.spans] for run in runs]
 
-    def recomputed(self, form: Form, logs: Sequence[Log]) -> list[np.ndarray | NoTruth]:
-        """All rows of every log, decoded now, whatever is kept."""
-        results = self._run_all([truth_program(form, log) for log in logs])
-        return [rows_of(result, len(log)) for result, log in zip(results, logs, strict=True)]
-
     def _true_rows(self, form: Form, log: Log, indices: Sequence[int]) -> np.ndarray | NoTruth:
         if not indices:
             return np.empty((0, 0))
