@@ -219,11 +219,12 @@ class _Body:
         changes = {"n_ctx": pool, "n_ubatch": cache.n_ubatch, "n_seq_max": cache.n_seq_max, "n_rs_seq": cache.n_rs_seq}
         flags = {"kv_unified": cache.unified, "swa_full": cache.swa_full}
         words = [f"{name}={value}" for name, value in changes.items()] + [f"{name}=True" for name, value in flags.items() if value]
-        if cache.kv == "f16":
-            words += ["type_k=1", "type_v=1"]
-        if cache.flash:
-            words.append("flash_attn_type=1")
-        return ", ".join(words)
+        return ", ".join(words + self._cells(cache))
+
+    @staticmethod
+    def _cells(cache: CacheConfiguration) -> list[str]:
+        """The type of attention cells, where it is not float32 without flash attention."""
+        return (["type_k=1", "type_v=1"] if cache.kv == "f16" else []) + (["flash_attn_type=1"] if cache.flash else [])
 
     def _pool(self, cache: CacheConfiguration) -> int:
         """Attention cells in all, in the steps of 256 that llama.cpp makes; a model without attention needs none."""
@@ -346,7 +347,7 @@ class _Body:
             *(token for token, position in given if position <= (self.verdict.position or 0)),
         ]
         embeddings = ", embeddings=True" if outputs == "embeddings" else ""
-        single = "n_ctx=4096, n_ubatch=4096, n_seq_max=1"
+        single = ", ".join(["n_ctx=4096, n_ubatch=4096, n_seq_max=1", *self._cells(self.cache)])
         self.lines += [
             f"given = rows[{place}]  # sequence {sequence}, position {self.verdict.position}",
             "",
