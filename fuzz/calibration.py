@@ -39,6 +39,8 @@ LOG_TOKENS_MAX = 200
 TOLERANCE_MIN = 1e-5
 FLOORS_IN_TOLERANCE = 20.0
 TOLERANCE_MAX = 2e-3
+HALF_TOLERANCE_MAX = 0.2
+"""With half-precision cells or flash attention, which rounds to half precision inside: only faults that are larger than their noise are seen."""
 FAULT_TOLERANCES = 100.0
 """A wrong state row moves an output by at least so many tolerances: the models' weights are chosen for it."""
 INSPECTED_ONE_IN = 5
@@ -100,23 +102,22 @@ def _check_accepted(model: Model, programs: Sequence[Program], runs: Sequence[Ru
 def measure_own_noise(model: Model, setting: Setting, run_all: RunAll, truth: EngineTruth) -> Noise:
     """Measure the floor of a target that is its own truth.
 
-    Raises UnavailableError when plain decodings are refused, the truth cannot be had, are other numbers a second time, or is too noisy.
+    Raises UnavailableError when plain decodings are refused, the truth cannot be had, are other bits a second time, or is too noisy.
     """
     programs, runs = _plain_runs(model, run_all, setting)
     cut = [_cut(program) for program in programs[0::2]]
     cut_runs = run_all(cut)
     _check_accepted(model, cut, cut_runs)
-    whole, steps, cut_truths = (
-        truth.rows_of_spans(some, some_runs)
-        for some, some_runs in ((programs[0::2], runs[0::2]), (programs[1::2], runs[1::2]), (cut, cut_runs))
-    )
+    steps, cut_truths = truth.rows_of_spans(programs[1::2], runs[1::2]), truth.rows_of_spans(cut, cut_runs)
     unknown = next((row for own in steps for row in own if isinstance(row, NoTruth)), None)
     if unknown is not None:
         raise UnavailableError(f"could not test {model_text(model)}: the target's own recompute of a log failed: {unknown.reason}")
-    if worst_error(model, runs[0::2], whole) != 0.0:  # the very program of the truth, run once more
-        raise UnavailableError(f"could not test {model_text(model)}: the same log decoded twice in fresh sessions gives different numbers")
+    if any(first.rows != second.rows for first, second in zip(runs[0::2], run_all(programs[0::2]), strict=True)):
+        raise UnavailableError(f"could not test {model_text(model)}: the same log decoded twice in fresh sessions gives different bits")
     errors = worst_error(model, runs[1::2], steps), worst_error(model, cut_runs, cut_truths)
-    return noise_of(min(errors), max(errors), model)
+    if setting == PLAIN_SETTING:
+        return noise_of(min(errors), max(errors), model)
+    return _noise(max(errors), model, tolerance_max(setting))  # rounding is as large here as what is a fault in single precision
 
 
 def _cut(program: Program) -> Program:
@@ -136,7 +137,16 @@ def noise_of(whole: float, steps: float, model: Model) -> Noise:
     not a number.
     """
     floor = max(whole, steps) if steps <= FAULT_TOLERANCES * _tolerance(whole) else whole
-    if not FLOORS_IN_TOLERANCE * floor <= TOLERANCE_MAX:
+    return _noise(floor, model, tolerance_max(PLAIN_SETTING))
+
+
+def tolerance_max(setting: Setting) -> float:
+    """A tolerance above this would hide too much."""
+    return TOLERANCE_MAX if setting == PLAIN_SETTING else HALF_TOLERANCE_MAX
+
+
+def _noise(floor: float, model: Model, most: float) -> Noise:
+    if not FLOORS_IN_TOLERANCE * floor <= most:
         raise UnavailableError(
             f"could not test {model_text(model)}: plain decodings of one sequence are off by {floor:.3g}; "
             f"faults would hide in a tolerance of {FLOORS_IN_TOLERANCE:g} times that"
@@ -163,7 +173,9 @@ def _memory_key(target: str, version: str, model: Model, states: bool, judged_by
     return " | ".join([target, version, model_text(model), weights_digest(model), platform.machine(), platform.node(), *more])
 
 
-def remembered_noise(target: str, version: str, model: Model, states: bool = False, judged_by: str = "") -> Noise | None:
+def remembered_noise(
+    target: str, version: str, model: Model, states: bool = False, judged_by: str = "", setting: Setting = PLAIN_SETTING
+) -> Noise | None:
     """What was measured before for this target, version and model (and its state rows); None when nothing was, or the memory cannot be read.
 
     judged_by  what the rows were held to, where it was not our own recompute
@@ -173,7 +185,9 @@ def remembered_noise(target: str, version: str, model: Model, states: bool = Fal
         noise = msgspec.convert(entries[_memory_key(target, version, model, states, judged_by)], Noise)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, msgspec.ValidationError):  # RuntimeError: there is no home folder
         return None
-    is_sound = noise.floor >= 0 and FLOORS_IN_TOLERANCE * noise.floor <= TOLERANCE_MAX and noise.tolerance == _tolerance(noise.floor)
+    is_sound = (
+        noise.floor >= 0 and FLOORS_IN_TOLERANCE * noise.floor <= tolerance_max(setting) and noise.tolerance == _tolerance(noise.floor)
+    )
     is_sound &= not states or (noise.state_tolerance is not None and TOLERANCE_MIN <= noise.state_tolerance <= TOLERANCE_MAX)
     return noise if is_sound and noise.log_count >= LOG_COUNT else None
 

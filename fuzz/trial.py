@@ -137,7 +137,9 @@ class Bench:
             if self.manner.inspect:
                 self._check_inspectable(model)
             judged_by = "" if self.truth is None else " ".join(["engine", *(f"{word}" for word in setting)])
-            noise = remembered_noise(self.target_name, self.version, model, self.manner.inspect, judged_by) if self._is_installed else None
+            noise = None
+            if self._is_installed:
+                noise = remembered_noise(self.target_name, self.version, model, self.manner.inspect, judged_by, setting)
             if noise is None:
                 noise = self._measured_noise(model, setting)
                 if self._is_installed:

@@ -298,7 +298,7 @@ def test_steps_that_are_quite_wrong_are_a_fault_and_no_noise() -> None:
 @pytest.mark.usefixtures("few_tokens")
 def test_an_engine_that_never_answers_twice_the_same_could_not_be_tested() -> None:
     count = iter(range(1 << 20))
-    with pytest.raises(UnavailableError, match="different numbers"):
+    with pytest.raises(UnavailableError, match="different bits"):
         measured(lambda session, batch, decode: shifted(1e-6 * next(count), decode(batch)))
 
 
@@ -335,6 +335,7 @@ def test_a_death_and_a_failure_are_no_truths() -> None:
         (["reduce", PLAIN, "--target", "numba", "--oracle", "hearsay"], "own, engine"),
         (["fuzz", "--target", "llamacpp", "--family", "arwkv7"], "--oracle engine"),
         (["fuzz", "--target", "numba", "--family", "nothing"], "arwkv7"),
+        (["size", "--family", "arwkv7"], "--layers"),
     ],
 )
 def test_what_does_not_go_together_is_a_usage_error(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
