@@ -66,6 +66,20 @@ HEADER = {
 """Sentences of llama.h about the calls that an operation becomes."""
 
 
+CAUSES = {
+    "plamo2": (
+        "src/models/plamo2.cpp, build_plamo2_mamba_layer: the projected input {2 * d_inner, tokens, sequences} is permuted to {.., sequences, tokens} and then read as if it "
+        "had not been, so that with several sequences of several tokens in a ubatch every row is taken for another's"
+    ),
+    "arwkv7": (
+        "src/llama-graph.cpp, build_rwkv_token_shift_store: the last normed input of every sequence is a view with gaps (the other tokens lie between), and it is copied through "
+        "ggml_view_1d as if it had none, so that all sequences of a ubatch but the first keep another token's input; rwkv6 and rwkv7 hand it a tensor without gaps"
+    ),
+}  # fmt: skip
+CAUSES["rwkv6qwen2"] = CAUSES["arwkv7"]
+"""Of families that go wrong in plain decodes: what was read in the source of llama-cpp-python 0.3.36. No build with it changed was made."""
+
+
 class Group(NamedTuple):
     """One signature: its words without target and family, and its findings, the smallest program first."""
 
@@ -162,6 +176,7 @@ def page_text(campaigns: Sequence[Campaign], compared: Compared | None) -> str:
         _table(groups, tested),
         "## One by one",
         *(_section(number, group) for number, group in enumerate(groups, 1)),
+        *_cause_parts(campaigns),
         "## The two oracles",
         _oracle_text(campaigns, compared),
         "## What was not reached",
@@ -213,6 +228,19 @@ def _documentation(finding: Finding) -> str:
     names = dict.fromkeys(operation_name(operation) for operation in finding.program.operations)
     lines += [f"The header, of `{name}`: {HEADER[name]}." for name in names if name in HEADER]
     return "\n".join(f"- {line}" for line in lines) or "- Nothing but `llama_decode` and saved states is used."
+
+
+def _cause_parts(campaigns: Sequence[Campaign]) -> list[str]:
+    """Families whose plain decodes go wrong, with what was read of the cause; empty where there is none."""
+    plain = {
+        finding.family
+        for campaign in campaigns
+        for finding in campaign.findings
+        if finding.verdict.kind == "wrong-output" and {operation_name(operation) for operation in finding.program.operations} == {"decode"}
+    }
+    lines = [f"- {family}: {CAUSES[family]}." for family in sorted(plain & CAUSES.keys())]
+    told = "These need no state operation at all: several sequences in one batch are enough. What was read in the source (no build with it changed was made):"
+    return ["## Plain decodes of several sequences", told, "\n".join(lines)] if lines else []
 
 
 def _oracle_text(campaigns: Sequence[Campaign], compared: Compared | None) -> str:

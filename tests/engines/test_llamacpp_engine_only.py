@@ -10,6 +10,7 @@ from statedrift.fuzz.reproduction import reproduction_script
 from statedrift.fuzz.signatures import fine_signature
 from statedrift.fuzz.titles import title_of
 from statedrift.fuzz.trial import Bench, Trial
+from statedrift.fuzz.truth import Setting
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.families import ENGINE_ONLY, doubled
 from statedrift.spec.models import Model
@@ -100,6 +101,18 @@ def test_a_rollback_to_a_snapshot_that_was_never_written_is_found(bench: Bench, 
     if trial.run.steps[2].outcome.word == "refused":
         pytest.skip("this build refuses such a rollback")
     assert (trial.verdict.kind, trial.verdict.operation_index) == ("wrong-output", 3)
+
+
+@pytest.mark.parametrize("setting", [Setting("f16", 0), Setting("f32", 1)])
+def test_half_precision_cells_and_flash_attention_are_held_to_their_own_kind(bench: Bench, setting: Setting) -> None:
+    bench._noise[Model("lfm2moe"), setting] = Noise(5e-3, 0.1, 200)
+    cache = f"cache kv={setting.kv} flash={setting.flash}"
+    control = bench.try_program(parse_program(f"model lfm2moe seed=0; {cache}; decode 0:9; decode 0:4; rollback 0 2; decode 0:1/1"))
+    wrong = bench.try_program(parse_program(f"model lfm2moe seed=0; {cache}; {NEVER_WRITTEN}"))
+    assert control.verdict.kind == "ok"
+    assert wrong.run is not None
+    if wrong.run.steps[2].outcome.word != "refused":
+        assert (wrong.verdict.kind, wrong.tolerance) == ("wrong-output", 0.1)
 
 
 def finding_of(trial: Trial) -> Finding:
