@@ -133,12 +133,18 @@ _EXPERTS: Metadata = {
     "expert_feed_forward_length": 32, "expert_count": 2, "expert_used_count": 2, "expert_shared_count": 1,
     "expert_shared_feed_forward_length": 32, "expert_gating_func": 2, "leading_dense_block_count": 1, "expert_weights_scale": 1.0,
 }  # fmt: skip
-_DELTA_AND_LATENT: Metadata = {
-    "attention__key_length": 40, "attention__value_length": 32, "rope__dimension_count": 8, "attention__key_length_mla": 24,
-    "attention__value_length_mla": 16, "attention__q_lora_rank": 32, "attention__kv_lora_rank": 32, "kda__head_dim": 16, "ssm__conv_kernel": 4,
-    "kda__safe_gate": True, "kda__gate_lower_bound": -1.0,
-}  # fmt: skip
-"""Kimi delta attention, whose decay is then exp(-sigmoid), and multi-head latent attention."""
+
+
+def _delta_and_latent(dimensions: Dimensions) -> Metadata:
+    """Kimi delta attention, whose decay is then exp(-sigmoid), and multi-head latent attention."""
+    rank, rotated = 2 * dimensions["head_dim"], 8
+    return {
+        "attention__key_length": rank + rotated, "attention__value_length": rank, "rope__dimension_count": rotated, "attention__key_length_mla": 24,
+        "attention__value_length_mla": 16, "attention__q_lora_rank": 32, "attention__kv_lora_rank": rank, "kda__head_dim": dimensions["head_dim"],
+        "ssm__conv_kernel": 4, "kda__safe_gate": True, "kda__gate_lower_bound": -1.0,
+    }  # fmt: skip
+
+
 _HYPER_CONNECTIONS: Metadata = {
     "hyper_connection__count": 4, "hyper_connection__sinkhorn_iterations": 2, "hyper_connection__epsilon": 1e-6,
 }  # fmt: skip
@@ -171,11 +177,11 @@ def _plamo2(dimensions: Dimensions) -> Metadata:
 
 def _kimi_k3(dimensions: Dimensions) -> Metadata:
     own = {"expert_latent_length": 32, "attn_res__block_size": 12, "activation__situ_beta": 4.0, "activation__situ_linear_beta": 25.0}
-    return _named("kimi-k3", _common(dimensions) | _heads(dimensions) | _DELTA_AND_LATENT | _EXPERTS | own)
+    return _named("kimi-k3", _common(dimensions) | _heads(dimensions) | _delta_and_latent(dimensions) | _EXPERTS | own)
 
 
 def _bailingmoe3(dimensions: Dimensions) -> Metadata:
-    return _named("bailingmoe3", _common(dimensions) | _heads(dimensions) | _DELTA_AND_LATENT | _EXPERTS)
+    return _named("bailingmoe3", _common(dimensions) | _heads(dimensions) | _delta_and_latent(dimensions) | _EXPERTS)
 
 
 def _glm5_next(dimensions: Dimensions) -> Metadata:
@@ -184,7 +190,7 @@ def _glm5_next(dimensions: Dimensions) -> Metadata:
         "attention__indexer__kpool": 4, "attention__indexer__kpool_select_tail": True, "attention__indexer__block_size": 4,
         "attention__compress_ratios": [4] * dimensions["n_layer"],
     }  # fmt: skip
-    latent = _DELTA_AND_LATENT | {"attention__key_length": 32, "rope__dimension_count": 0}
+    latent = _delta_and_latent(dimensions) | {"attention__key_length": 2 * dimensions["head_dim"], "rope__dimension_count": 0}
     return _named("glm5-next", _common(dimensions) | _heads(dimensions) | latent | _EXPERTS | _HYPER_CONNECTIONS | indexer)
 
 
@@ -211,7 +217,7 @@ def _nemotron_h_moe(dimensions: Dimensions) -> Metadata:
 
 def _deepseek4(dimensions: Dimensions) -> Metadata:
     own = {
-        "attention__head_count": 8, "attention__head_count_kv": 1, "attention__key_length": 16, "attention__value_length": 16,
+        "attention__head_count": 8, "attention__head_count_kv": 1, "attention__key_length": dimensions["head_dim"], "attention__value_length": dimensions["head_dim"],
         "rope__dimension_count": 8, "attention__q_lora_rank": 32, "attention__kv_lora_rank": 32, "attention__sliding_window": _WINDOW,
         "attention__output_group_count": 8, "attention__output_lora_rank": 16,
         "attention__compress_ratios": [(0, 4, 128, 4)[layer % 4] for layer in range(dimensions["n_layer"])],
@@ -226,26 +232,32 @@ def _deepseek4(dimensions: Dimensions) -> Metadata:
 
 def _doubled(name: str) -> Callable[[Model], Model]:
     def doubled(model: Model) -> Model:
-        changed = dict(model.dimensions)
-        changed["n_embd"] = 2 * changed.get("n_embd", ENGINE_ONLY[name].defaults["n_embd"])
+        changed, defaults = dict(model.dimensions), ENGINE_ONLY[name].defaults
+        for width in ("n_embd", "head_dim"):
+            if width in defaults:
+                changed[width] = 2 * changed.get(width, defaults[width])
         return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
     return doubled
 
 
 def _check(dimensions: Dimensions) -> None:
+    if dimensions.get("head_dim", 16) % 16:
+        raise UsageError(f"head_dim must be a multiple of 16, not {dimensions['head_dim']}")
     if dimensions["n_embd"] % 64:
         raise UsageError(f"n_embd must be a multiple of 64, not {dimensions['n_embd']}")
 
 
 def _family(
-    name: str, title: str, metadata: Callable[[Dimensions], Metadata], rule: Rule, n_embd: int = 64, is_hybrid: bool = True, window: int = 0
-) -> Family:
+    name: str, title: str, metadata: Callable[[Dimensions], Metadata], rule: Rule, n_embd: int = 64, is_hybrid: bool = True, window: int = 0,
+    **more: int,
+) -> Family:  # fmt: skip
+    """`more`: dimensions of its own. What its state is wide by has to be among them, so that a doubled model's state is another."""
     return Family(
         name=name,
         title=title,
-        defaults={"n_vocab": 64, "n_embd": n_embd, "n_layer": 4, "n_ff": 96},
-        bounds={"n_vocab": (8, 4096), "n_embd": (64, 512), "n_layer": (3, 16), "n_ff": (1, 1024)},
+        defaults={"n_vocab": 64, "n_embd": n_embd, "n_layer": 4, "n_ff": 96} | more,
+        bounds={"n_vocab": (8, 4096), "n_embd": (64, 512), "n_layer": (3, 16), "n_ff": (1, 1024), "head_dim": (16, 64)},
         check=_check,
         tensors=lambda dimensions: (),
         recurrent_layers=_recurrent_layers if is_hybrid else lambda dimensions: tuple(range(dimensions["n_layer"])),
@@ -274,9 +286,9 @@ ENGINE_ONLY: dict[str, Family] = {
         _family("nemotron_h_moe", "Nemotron-H with experts: hybrid, Mamba-2, attention and mixtures", _nemotron_h_moe, _rule()),
         _family("lfm2moe", "LFM2 with experts: hybrid, gated short convolutions and attention", _lfm2moe, _rule(_CONVOLUTION_DRAWS)),
         _family("qwen35moe", "Qwen3.5 with experts: hybrid, gated delta net and attention", _qwen35moe, _rule()),
-        _family("kimi_k3", "Kimi K3: hybrid, Kimi delta attention and latent attention", _kimi_k3, _rule(_DELTA_DRAWS)),
-        _family("bailingmoe3", "Ling 3: hybrid, Kimi delta attention and latent attention", _bailingmoe3, _rule(_DELTA_DRAWS)),
-        _family("glm5_next", "GLM 5 next: hybrid, Kimi delta attention and latent attention with an indexer", _glm5_next, _rule(_DELTA_DRAWS)),
-        _family("deepseek4", "DeepSeek-V4: compressed attention with recurrent compressors", _deepseek4, _rule(), window=_WINDOW),
+        _family("kimi_k3", "Kimi K3: hybrid, Kimi delta attention and latent attention", _kimi_k3, _rule(_DELTA_DRAWS), head_dim=16),
+        _family("bailingmoe3", "Ling 3: hybrid, Kimi delta attention and latent attention", _bailingmoe3, _rule(_DELTA_DRAWS), head_dim=16),
+        _family("glm5_next", "GLM 5 next: hybrid, Kimi delta attention and latent attention with an indexer", _glm5_next, _rule(_DELTA_DRAWS), head_dim=16),
+        _family("deepseek4", "DeepSeek-V4: compressed attention with recurrent compressors", _deepseek4, _rule(), window=_WINDOW, head_dim=16),
     )
 }  # fmt: skip
