@@ -103,6 +103,13 @@ def test_a_rollback_to_a_snapshot_that_was_never_written_is_found(bench: Bench, 
     assert (trial.verdict.kind, trial.verdict.operation_index) == ("wrong-output", 3)
 
 
+@pytest.mark.parametrize("family", ENGINE_ONLY)
+def test_the_state_of_a_doubled_model_is_foreign(bench: Bench, family: str) -> None:
+    trial = bench.try_program(parse_program(f"model {family} seed=0; decode 0:5; save 0 a; damage a foreign; restore a 1"))
+    assert trial.run is not None
+    assert trial.run.steps[3].outcome.word == "refused", trial.verdict
+
+
 @pytest.mark.parametrize("setting", [Setting("f16", 0), Setting("f32", 1)])
 def test_half_precision_cells_and_flash_attention_are_held_to_their_own_kind(bench: Bench, setting: Setting) -> None:
     bench._noise[Model("lfm2moe"), setting] = Noise(5e-3, 0.1, 200)
