@@ -38,7 +38,7 @@ LOSSES = {
     },
     "nonfinite": {"": "Outputs are NaN or infinite: sampling from them fails, or picks anything."},
     "wrong-position": {
-        "": "The library says that the sequence ends where it does not: who numbers the next token by it leaves a gap, or writes over what is there."
+        "": "What the library says of a sequence's positions is not what it holds: who numbers the next token by it leaves a gap, or writes over what is there."
     },
     "bad-refusal": {"": "A call that has all that it needs is refused: the caller loses the sequence, or what was saved of it."},
     "false-success": {"": "The call says yes and has not done it: the caller goes on as if it had."},
@@ -168,7 +168,7 @@ def page_text(campaigns: Sequence[Campaign], compared: Compared | None) -> str:
     parts = [
         "# What was found in llama.cpp",
         f"Written by `python benchmarks/findings_llamacpp.py CAMPAIGN ... --write FILE` from campaigns of {' and '.join(days)} against\n"
-        f"**{version}**, on one core of a {dict(machine_facts())['processor']}. Every line is a finding of those campaigns: a program that was reduced and run ten times more. "
+        f"**{version}**, on {dict(machine_facts())['processor']}. Every line is a finding of those campaigns: a program that was reduced and run ten times more. "
         "Models are real architectures at toy size with random weights; what each call is, says [programs.md](../programs.md).",
         f"{len(groups)} signatures in {sum(campaign.account.programs for campaign in campaigns):,} programs over {len(tested)} families.",
         "## Signatures and families",
@@ -274,7 +274,7 @@ def _gaps(campaigns: Sequence[Campaign], tested: Sequence[str], groups: Sequence
         if not campaign.account.complete:
             yield f"the campaign of {', '.join(campaign.account.families)} was stopped before its end"
     yield "Only the CPU backend, one thread, float32 attention cells and no flash attention; no quantised weights, no large model, no long context, no other build."
-    yield "No cause was looked for: a title says what happens, not why. Two faults of one signature are one row, and one fault can be several rows."
+    yield "Causes are named only where the source was read, above; a title says what happens, not why. Two faults of one signature are one row, and one fault can be several rows."
 
 
 def _campaign_line(campaign: Campaign) -> str:
