@@ -41,6 +41,12 @@ AgainstOption = Annotated[
     typer.Option("--against", metavar="TARGET", help="Hold the target to this one instead of to the truth."),
 ]
 InspectOption = Annotated[bool, typer.Option("--inspect", help="Compare the state rows that the target shows, too.")]
+OracleOption = Annotated[
+    str,
+    typer.Option(
+        "--oracle", metavar="own|engine", help="What says which outputs are right: our own recompute, or a fresh one by the target itself."
+    ),
+]
 UndocumentedOption = Annotated[
     bool,
     typer.Option("--undocumented", help="Also fail on what diverges only in uses that the target's documentation does not promise."),
@@ -83,11 +89,12 @@ def fuzz(
     undocumented: UndocumentedOption = False,
     against: AgainstOption = None,
     inspect: InspectOption = False,
+    oracle: OracleOption = "own",
 ) -> int:
     """Look for divergences with generated programs."""
     from .fuzzing import fuzz_command
 
-    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect)
+    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect, oracle)
 
 
 @application.command()
@@ -99,11 +106,12 @@ def replay(
     campaign: CampaignOption = None,
     against: AgainstOption = None,
     inspect: InspectOption = False,
+    oracle: OracleOption = "own",
 ) -> int:
     """Run one program on a target and judge it."""
     from .replaying import replay_command
 
-    return replay_command(program, target, json, undocumented, campaign, against, inspect)
+    return replay_command(program, target, json, undocumented, campaign, against, inspect, oracle)
 
 
 @application.command()
@@ -114,11 +122,12 @@ def explain(
     campaign: CampaignOption = None,
     against: AgainstOption = None,
     inspect: InspectOption = False,
+    oracle: OracleOption = "own",
 ) -> int:
     """Show one program step by step, answers beside the truth."""
     from .explaining import explain_command
 
-    return explain_command(program, target, undocumented, campaign, against, inspect)
+    return explain_command(program, target, undocumented, campaign, against, inspect, oracle)
 
 
 @application.command()
@@ -130,11 +139,12 @@ def reduce(
     campaign: CampaignOption = None,
     against: AgainstOption = None,
     inspect: InspectOption = False,
+    oracle: OracleOption = "own",
 ) -> int:
     """Find the smallest program that still diverges."""
     from .reducing import reduce_command
 
-    return reduce_command(program, target, out, undocumented, campaign, against, inspect)
+    return reduce_command(program, target, out, undocumented, campaign, against, inspect, oracle)
 
 
 @application.command()

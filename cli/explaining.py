@@ -20,7 +20,6 @@ from ..oracle.contract import MAY, Span
 from ..oracle.recompute import Request, recompute_of
 from ..reports.terminal import log_lines, place_text, plural, right_lines, setting_text, undocumented_lines, wrapped
 from ..spec.configuration import CacheConfiguration
-from ..spec.models import Model
 from ..spec.operations import (
     OPEN,
     AnyOperation,
@@ -63,11 +62,17 @@ _DEMANDS = {
 
 
 def explain_command(
-    argument: str, target_name: str, undocumented: bool, campaign: Path | None, against: str | None = None, inspect: bool = False
+    argument: str,
+    target_name: str,
+    undocumented: bool,
+    campaign: Path | None,
+    against: str | None = None,
+    inspect: bool = False,
+    oracle: str = "own",
 ) -> int:
     """Run one program and print every step; the answer is the exit status."""
     given = read_given(argument, campaign)
-    trial, documented, uses, bench = tried(given.program, target_name, against, inspect)
+    trial, documented, uses, bench = tried(given.program, target_name, against, inspect, oracle)
     lines = wrapped(f"{trial.verdict.kind} · {' '.join(heading_words(bench))} · {trial.program.model.family}", "  ")
     if not documented:
         lines += undocumented_lines(f"it needs {', '.join(uses)}", sentences_of(uses, bench.target))
@@ -77,7 +82,7 @@ def explain_command(
     lines += step_lines(trial, bench.target.poison) if against is None else pair_step_lines(trial, (target_name, against))
     lines.append("")
     lines += log_lines(trial.log)
-    lines.append(f"  replay   {replay_words(given, target_name, against, inspect)}")
+    lines.append(f"  replay   {replay_words(given, target_name, against, inspect, oracle)}")
     say("\n".join(lines) + "\n")
     return status_of(trial.verdict, documented, undocumented)
 
@@ -327,18 +332,26 @@ def _given_rows(run: Run, span: Span) -> np.ndarray:
     return np.frombuffer(data, dtype=np.float32).reshape(-1, width)[list(span.places)]
 
 
-def _true_rows(model: Model, span: Span) -> np.ndarray:
-    return recompute_of(model).rows([Request(span.log, span.indices, span.hidden)])[0]
+def _true_rows(trial: Trial, run: Run, span: Span) -> np.ndarray:
+    """The rows of a span that is known to be wrong, as they had to be."""
+    if trial.truths:
+        rows: np.ndarray = trial.truths[run.spans.index(span)]
+        return rows
+    return recompute_of(trial.program.model).rows([Request(span.log, span.indices, span.hidden)])[0]
 
 
 def _rows_of_steps(trial: Trial, run: Run) -> dict[int, str]:
     """Operation index -> how far its output rows are from the truth, for operations that gave any."""
     errors: dict[int, list[np.ndarray]] = {}
-    for span, span_error in zip(run.spans, span_errors(trial.program.model, [run])[0], strict=True):
+    truths = [trial.truths] if trial.truths else None
+    for span, span_error in zip(run.spans, span_errors(trial.program.model, [run], truths)[0], strict=True):
         errors.setdefault(span.operation_index, []).append(span_error)
     texts = {}
     for index, parts in errors.items():
         rows = np.concatenate(parts)
+        if not len(rows):
+            texts[index] = "not known: the target's own recompute of the log failed"
+            continue
         texts[index] = f"{plural(len(rows), 'output row')} off by at most {rows.max():.2g} (tolerance {trial.tolerance:.2g})"
     for index, count in Counter(inspection.operation_index for inspection in run.inspections).items():
         texts[index] = "; ".join([*([texts[index]] if index in texts else []), f"{plural(count, 'new state')} shown"])
@@ -378,7 +391,7 @@ def _expected_positions(moment: Moment, kind: str) -> str:
 
 
 def _row_facts(trial: Trial, run: Run, span: Span) -> Iterator[tuple[str, str]]:
-    given, truth = _given_rows(run, span), _true_rows(trial.program.model, span)
+    given, truth = _given_rows(run, span), _true_rows(trial, run, span)
     if given.shape != truth.shape:
         yield "expected", f"rows of {truth.shape[1]} numbers"
         yield "given", f"rows of {given.shape[1]} numbers"

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..fuzz.campaign import Settings, run_campaign
-from ..fuzz.pair import BOTH_TRUTHS
+from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
+from ..fuzz.trial import STATES_WITHOUT_TRUTH, only_by_engine
+from ..fuzz.truth import ORACLES
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.families import FAMILIES
+from ..spec.families import family_of
+from ..spec.models import Model
 from ..store.campaigns import Campaign
+from ..store.findings import Oracle
 from ..targets.registry import load_target
 from . import failures
 from .output import say
@@ -25,10 +29,10 @@ SECONDS_MAX = 30 * 86_400.0
 
 def fuzz_command(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
-    against: str | None = None, inspect: bool = False,
+    against: str | None = None, inspect: bool = False, oracle: str = "own",
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary; the answer is the exit status."""
-    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect)
+    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
     say(summary_text(campaign, out))
@@ -37,7 +41,7 @@ def fuzz_command(
 
 def checked_settings(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None,
-    against: str | None = None, inspect: bool = False,
+    against: str | None = None, inspect: bool = False, oracle: str = "own",
 ) -> Settings:  # fmt: skip
     """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
     if seconds is not None and programs is not None:
@@ -46,19 +50,43 @@ def checked_settings(
         raise UsageError(f"--seconds must be more than 0 and at most {SECONDS_MAX:,.0f}, not {seconds:g}")
     if seconds is None and programs is None:
         seconds = SECONDS_DEFAULT
+    chosen_oracle = checked_oracle(oracle, against, inspect)
     for family in families:
-        if family not in FAMILIES:
-            raise UsageError(f"unknown family `{family}`; there are {', '.join(FAMILIES)}")
-    offered = tuple(load_target(target).families)
-    _check_offered(target, offered, families)
-    if against is not None and inspect:
-        raise UsageError(BOTH_TRUTHS)
+        if not family_of(Model(family)).is_modelled and chosen_oracle == "own":
+            raise UsageError(only_by_engine(family))
+    runs = tuple(load_target(target).families)
+    _check_offered(target, runs, families)
+    offered = tuple(family for family in runs if chosen_oracle == "engine" or family_of(Model(family)).is_modelled)
     if against is not None:
         offered = _offered_by_both(target, offered, against, families)
     chosen = tuple(dict.fromkeys(families)) or offered
     return Settings(
-        target=target, families=chosen, seconds=seconds, programs=programs, seed=seed, jobs=jobs, out=out, against=against, inspect=inspect
+        target=target,
+        families=chosen,
+        seconds=seconds,
+        programs=programs,
+        seed=seed,
+        jobs=jobs,
+        out=out,
+        against=against,
+        inspect=inspect,
+        oracle=chosen_oracle,
     )
+
+
+def checked_oracle(oracle: str, against: str | None, inspect: bool) -> Oracle:
+    """The oracle that a word names. Raises UsageError for an unknown one, or one that does not go with the other options."""
+    if against is not None and inspect:
+        raise UsageError(BOTH_TRUTHS)
+    if oracle == "own":
+        return "own"
+    if oracle != "engine":
+        raise UsageError(f"unknown oracle `{oracle}`; there are {', '.join(ORACLES)}")
+    if against is not None:
+        raise UsageError(TWO_TRUTHS)
+    if inspect:
+        raise UsageError(STATES_WITHOUT_TRUTH)
+    return "engine"
 
 
 def _check_offered(target: str, offered: Sequence[str], families: Sequence[str]) -> None:

@@ -36,10 +36,15 @@ def one_line(program: Program) -> str:
     return shlex.quote("; ".join(program_text(program).strip().split("\n")))
 
 
-def replay_words(given: Given, target_name: str, against: str | None = None, inspect: bool = False) -> str:
+def replay_words(given: Given, target_name: str, against: str | None = None, inspect: bool = False, oracle: str = "own") -> str:
     """The command that replays a program."""
     words = f"statedrift replay {given.words} --target {shlex.quote(target_name)}"
-    return words + ("" if against is None else f" --against {shlex.quote(against)}") + " --inspect" * inspect
+    return (
+        words
+        + ("" if against is None else f" --against {shlex.quote(against)}")
+        + " --inspect" * inspect
+        + ("" if oracle == "own" else f" --oracle {oracle}")
+    )
 
 
 def looks_like_text(argument: str) -> bool:

@@ -8,7 +8,7 @@ Rules
 from ..reports.terminal import aligned, wrapped
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.families import FAMILIES, Family
+from ..spec.families import ENGINE_ONLY, FAMILIES, Family
 from ..spec.models import Model
 from ..spec.target import Capabilities, Target
 from ..targets.registry import load_target, target_names
@@ -33,10 +33,12 @@ def _target_lines(name: str) -> list[str]:
     except Exception as error:  # a third party's target must not take the list with it
         return wrapped(f"{name}  not available: {type(error).__name__}: {error}", "  ")
     lines = wrapped(f"{name}  available  {library}", "  ")
-    width = max((len(family) for family in target.families), default=0)
-    for family in target.families:
+    modelled = [family for family in target.families if family not in ENGINE_ONLY]
+    width = max(map(len, modelled), default=0)
+    for family in modelled:
         lines += wrapped(f"  {family:<{width}}  {_abilities(target, family)}", " " * (width + 4))
-    return lines
+    others = [family for family in target.families if family in ENGINE_ONLY]
+    return lines + (wrapped(f"  with --oracle engine also {', '.join(others)}", "    ") if others else [])
 
 
 def _abilities(target: Target, family: str) -> str:
@@ -61,7 +63,17 @@ def abilities_text(capabilities: Capabilities) -> str:
 
 def families_text() -> str:
     """Every family: its title, its dimensions with their defaults, its parameters, its layers and the widths of its state rows."""
-    return "\n".join("\n".join(_family_lines(family)) for family in FAMILIES.values()) + "\n"
+    modelled = [_family_lines(family) for family in FAMILIES.values()]
+    return "\n".join("\n".join(lines) for lines in [*modelled, *map(_engine_only_lines, ENGINE_ONLY.values())]) + "\n"
+
+
+def _engine_only_lines(family: Family) -> list[str]:
+    rows = [
+        ["  dimensions", " ".join(f"{name}={value}" for name, value in family.defaults.items())],
+        ["  judged", "by the engine only (--oracle engine)"],
+    ]
+    lines = wrapped(f"{family.name}  {family.title.split(': ', 1)[-1]}", "  ")
+    return lines + [line for row in aligned(rows, numbers_from=2) for line in wrapped(row, " " * 14)]
 
 
 def _family_lines(family: Family) -> list[str]:

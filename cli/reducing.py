@@ -26,23 +26,23 @@ PROGRESS_SECONDS = 5.0
 
 def reduce_command(
     argument: str, target_name: str, out: Path | None, undocumented: bool, campaign: Path | None, against: str | None = None,
-    inspect: bool = False,
+    inspect: bool = False, oracle: str = "own",
 ) -> int:  # fmt: skip
     """Reduce a program and print what is left; the answer is the exit status."""
     given = read_given(argument, campaign)
     if out is not None:
         check_writable(out)
-    with open_bench(target_name, against, inspect) as bench:
+    with open_bench(target_name, against, inspect, oracle) as bench:
         start = bench.try_program(given.program)
         if not start.verdict.is_divergence:
-            say(_text(start, bench, replay_words(given, target_name, against, inspect)))
+            say(_text(start, bench, replay_words(given, target_name, against, inspect, oracle)))
             unwritten = "" if out is None else f"; {out} is not written"
             print(f"nothing to reduce: the program does not diverge{unwritten}", file=sys.stderr)
             return status_of(start.verdict, True, undocumented)
         reduction = reduce_trial(start, bench, on_step=shown_steps(monotonic, lambda line: print(line, file=sys.stderr, flush=True)))
         uses = reduction.undocumented_uses
         trial = reduction.trial
-        words = replay_words(Given(trial.program, one_line(trial.program)), target_name, against, inspect)
+        words = replay_words(Given(trial.program, one_line(trial.program)), target_name, against, inspect, oracle)
         say(_text(trial, bench, words, uses))
     print(
         f"{plural(len(given.program.operations), 'operation')} reduced to {len(trial.program.operations)}; "

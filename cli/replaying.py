@@ -17,7 +17,7 @@ from ..fuzz.pair import label_of, open_bench
 from ..fuzz.reduction import is_documented
 from ..fuzz.signatures import fine_signature
 from ..fuzz.trial import Bench, Trial, answers_of
-from ..reports.terminal import verdict_text
+from ..reports.terminal import judged_by_words, verdict_text
 from ..spec.programs import Program, caches_of, operation_text, program_id
 from ..spec.target import Target
 from ..spec.verdicts import Verdict
@@ -30,23 +30,23 @@ FORMAT = 1
 
 def replay_command(
     argument: str, target_name: str, as_json: bool, undocumented: bool, campaign: Path | None, against: str | None = None,
-    inspect: bool = False,
+    inspect: bool = False, oracle: str = "own",
 ) -> int:  # fmt: skip
     """Run one program and print its verdict; the answer is the exit status."""
     given = read_given(argument, campaign)
     if as_json:
         with standard_output_reserved():
-            trial, documented, _, bench = tried(given.program, target_name, against, inspect)
-        say(json.dumps(replay_object(trial, bench.target, target_name, documented, against), allow_nan=False) + "\n")
+            trial, documented, _, bench = tried(given.program, target_name, against, inspect, oracle)
+        say(json.dumps(replay_object(trial, bench.target, target_name, documented, against, oracle), allow_nan=False) + "\n")
     else:
-        trial, documented, uses, bench = tried(given.program, target_name, against, inspect)
+        trial, documented, uses, bench = tried(given.program, target_name, against, inspect, oracle)
         say(
             verdict_text(
                 trial.program,
                 trial.verdict,
                 *heading_words(bench),
                 answers_of(trial),
-                replay_words(given, target_name, against, inspect),
+                replay_words(given, target_name, against, inspect, oracle),
                 "" if documented else "it needs " + ", ".join(uses),
                 trial.log,
                 sentences_of(uses, bench.target),
@@ -58,10 +58,10 @@ def replay_command(
 
 
 def tried(
-    program: Program, target_name: str, against: str | None = None, inspect: bool = False
+    program: Program, target_name: str, against: str | None = None, inspect: bool = False, oracle: str = "own"
 ) -> tuple[Trial, bool, tuple[str, ...], Bench]:
     """A program's trial on a target, whether its divergence is documented, its undocumented uses, and the bench, closed."""
-    with open_bench(target_name, against, inspect) as bench:
+    with open_bench(target_name, against, inspect, oracle) as bench:
         trial = bench.try_program(program)
         documented, uses = is_documented(trial, bench)
         return trial, documented, uses, bench
@@ -70,7 +70,7 @@ def tried(
 def heading_words(bench: Bench) -> tuple[str, str]:
     """What was run, and its version: the words that a verdict's heading begins with."""
     if bench.against_name is None:
-        return bench.target_name, bench.version
+        return bench.target_name, bench.version + judged_by_words(bench.oracle)
     return f"{bench.target_name} {bench.version} against {bench.against_name}", bench.against_version or ""
 
 
@@ -101,11 +101,13 @@ def finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def replay_object(trial: Trial, target: Target, target_name: str, documented: bool, against: str | None = None) -> dict[str, Any]:
+def replay_object(
+    trial: Trial, target: Target, target_name: str, documented: bool, against: str | None = None, oracle: str = "own"
+) -> dict[str, Any]:
     """The object that `replay --json` prints; `ops` has the operations that were reached; `target` is the word it was given, as in a finding.
 
     A target that cannot poison its memory runs `start=poison` as `dirty`; the object then says so with a last key, `start`. A target
-    that is held to another has that one's name as `against`, and what it answered in `against_ops`. A wrong state row has `part` and `layer`.
+    that is held to another has that one's name as `against`, and what it answered in `against_ops`; one that is its own truth has `oracle`. A wrong state row has `part` and `layer`.
     """
     program, verdict = trial.program, trial.verdict
     result: dict[str, Any] = {
@@ -127,6 +129,8 @@ def replay_object(trial: Trial, target: Target, target_name: str, documented: bo
         result |= {"part": verdict.part, "layer": verdict.layer}
     if against is not None:
         result |= {"against": against, "against_ops": _answered(program, trial.other)}
+    if oracle != "own":
+        result["oracle"] = oracle
     if not target.poison and any(cache.start == "poison" for cache in caches_of(program)):
         result["start"] = "dirty"
     return result

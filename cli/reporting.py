@@ -80,7 +80,9 @@ def _given(program: Program, folder: Path | None) -> Given:
 
 
 def _replay_of(folder: Path | None) -> Callable[[Finding], str]:
-    return lambda finding: replay_words(_given(finding.program, folder), finding.target, finding.against, finding.verdict.layer is not None)
+    return lambda finding: replay_words(
+        _given(finding.program, folder), finding.target, finding.against, finding.verdict.layer is not None, finding.oracle
+    )
 
 
 def _script_of(folder: Path | None) -> Callable[[Finding], str]:

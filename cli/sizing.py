@@ -83,6 +83,10 @@ def sizes_of(families: Sequence[str], model: str | None, layers: Sequence[str], 
 def family_dimensions(name: str, changes: str) -> dict[str, int]:
     """The family's dimensions after `changes`, which have the form of a program's `model` line: "n_layer=48 n_embd=2048"."""
     family = family_of(Model(name))
+    if not family.is_modelled:
+        raise UsageError(
+            f"what family {name} keeps is known to its engine only; give its layers with --layers, as in `12 {_as_layers('attention')}`"
+        )
     dimensions = dict(family.defaults)
     for key, value in _words(changes, "--model"):
         if key not in dimensions:

@@ -8,15 +8,17 @@ Rules
 - Rows that hang on a selection too close to be judged are counted; a model with many of them cannot be tested.
 - State rows have a floor of their own, over the same logs; where it is too high to be noise they are judged by the outputs' tolerance, and
   the campaign shows what is wrong.
+- Where the engine is its own truth, that truth is the whole log in one decode; the floor is then how far token-by-token decodings, and those cut
+  into small ubatches, are from it, and it must be the same bits when it is asked for again. Every type of attention cells has its own floor.
 - A measured floor is remembered per target version and model, so that it is measured once on a machine.
 """
 
-import hashlib
 import json
 import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -25,18 +27,21 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model, model_text
 from ..spec.operations import Decode, Item, Outputs
 from ..spec.programs import Program
-from ..spec.weights import weights_of
+from ..spec.weights import weights_digest
 from ..store.campaigns import Noise
 from ..store.files import write_whole
 from .execution import Run
 from .judgement import unjudged_rows, worst_error
 from .state_judgement import worst_state_error
+from .truth import PLAIN_SETTING, EngineTruth, NoTruth, Setting
 
 LOG_COUNT = 200
 LOG_TOKENS_MAX = 200
 TOLERANCE_MIN = 1e-5
 FLOORS_IN_TOLERANCE = 20.0
 TOLERANCE_MAX = 2e-3
+HALF_TOLERANCE_MAX = 0.2
+"""With half-precision cells or flash attention, which rounds to half precision inside: only faults that are larger than their noise are seen."""
 FAULT_TOLERANCES = 100.0
 """A wrong state row moves an output by at least so many tolerances: the models' weights are chosen for it."""
 INSPECTED_ONE_IN = 5
@@ -45,10 +50,13 @@ INSPECTED_STEPS_MAX = 16
 """Longest log whose state is looked at token by token."""
 UNJUDGED_MAX = 0.01
 """Largest share of rows that may hang on a selection too close to be judged."""
+CUT_UBATCH = 16
+"""Tokens of a ubatch where a log is cut to see what cutting does to rounding."""
 _CALIBRATION_SALT = 1 << 30
+RunAll = Callable[[Sequence[Program]], Sequence[Run]]
 
 
-def calibration_programs(model: Model, embeddings: bool = True) -> list[Program]:
+def calibration_programs(model: Model, embeddings: bool = True, setting: Setting = PLAIN_SETTING, n_ubatch: int = 256) -> list[Program]:
     """Two programs for every log, lengths 1..200: the log in one decode, and token by token.
 
     embeddings  every fourth pair asks for hidden states
@@ -57,7 +65,8 @@ def calibration_programs(model: Model, embeddings: bool = True) -> list[Program]
     for number in range(LOG_COUNT):
         length = 1 + number * (LOG_TOKENS_MAX - 1) // (LOG_COUNT - 1)
         outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
-        cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=256, outputs=outputs)
+        kv: Literal["f32", "f16"] = "f16" if setting.kv == "f16" else "f32"
+        cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=kv, flash=setting.flash)
         salt = _CALIBRATION_SALT + number
         whole = (Decode((Item((0,), length, salt),)),)
         single = tuple(Decode((Item((0,), 1, salt),)) for _ in range(length))
@@ -65,21 +74,12 @@ def calibration_programs(model: Model, embeddings: bool = True) -> list[Program]
     return programs
 
 
-def measure_noise(model: Model, run_all: Callable[[Sequence[Program]], Sequence[Run]]) -> Noise:
+def measure_noise(model: Model, run_all: RunAll) -> Noise:
     """Measure the floor of a target for a model.
 
     Raises UnavailableError ("could not test") when the target refuses plain decodings, or is too noisy to be judged.
     """
-    programs = calibration_programs(model)
-    runs = run_all(programs)
-    if not runs[0].capabilities.embeddings:
-        programs = calibration_programs(model, embeddings=False)
-        runs = run_all(programs)
-    for program, run in zip(programs, runs, strict=True):
-        if len(run.steps) != len(program.operations) or any(step.outcome.word != "accepted" for step in run.steps):
-            refusals = (step.outcome.detail for step in run.steps if step.outcome.word != "accepted")
-            said = run.verdict.reason if run.verdict else next(refusals, "it ended early")
-            raise UnavailableError(f"could not test {model_text(model)}: a plain decoding of one sequence failed ({said})")
+    _, runs = _plain_runs(model, run_all, PLAIN_SETTING)
     noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
     unjudged, row_count = unjudged_rows(model, runs[0::2])
     if unjudged > UNJUDGED_MAX * row_count:
@@ -89,19 +89,73 @@ def measure_noise(model: Model, run_all: Callable[[Sequence[Program]], Sequence[
     return msgspec.structs.replace(noise, unjudged=unjudged / row_count)
 
 
+def _plain_runs(model: Model, run_all: RunAll, setting: Setting) -> tuple[list[Program], Sequence[Run]]:
+    """The calibration programs and what came of them. Raises UnavailableError when one of them was not accepted to its end."""
+    programs = calibration_programs(model, setting=setting)
+    runs = run_all(programs)
+    if not runs[0].capabilities.embeddings:
+        programs = calibration_programs(model, embeddings=False, setting=setting)
+        runs = run_all(programs)
+    _check_accepted(model, programs, runs)
+    return programs, runs
+
+
+def _check_accepted(model: Model, programs: Sequence[Program], runs: Sequence[Run]) -> None:
+    for program, run in zip(programs, runs, strict=True):
+        if len(run.steps) != len(program.operations) or any(step.outcome.word != "accepted" for step in run.steps):
+            refusals = (step.outcome.detail for step in run.steps if step.outcome.word != "accepted")
+            said = run.verdict.reason if run.verdict else next(refusals, "it ended early")
+            raise UnavailableError(f"could not test {model_text(model)}: a plain decoding of one sequence failed ({said})")
+
+
+def measure_own_noise(model: Model, setting: Setting, run_all: RunAll, truth: EngineTruth) -> Noise:
+    """Measure the floor of a target that is its own truth.
+
+    Raises UnavailableError when plain decodings are refused, the truth cannot be had, are other bits a second time, or is too noisy.
+    """
+    programs, runs = _plain_runs(model, run_all, setting)
+    cut = [_cut(program) for program in programs[0::2]]
+    cut_runs = run_all(cut)
+    _check_accepted(model, cut, cut_runs)
+    steps, cut_truths = truth.rows_of_spans(programs[1::2], runs[1::2]), truth.rows_of_spans(cut, cut_runs)
+    unknown = next((row for own in steps for row in own if isinstance(row, NoTruth)), None)
+    if unknown is not None:
+        raise UnavailableError(f"could not test {model_text(model)}: the target's own recompute of a log failed: {unknown.reason}")
+    if any(first.rows != second.rows for first, second in zip(runs[0::2], run_all(programs[0::2]), strict=True)):
+        raise UnavailableError(f"could not test {model_text(model)}: the same log decoded twice in fresh sessions gives different bits")
+    errors = worst_error(model, runs[1::2], steps), worst_error(model, cut_runs, cut_truths)
+    if setting == PLAIN_SETTING:
+        return noise_of(min(errors), max(errors), model)
+    return _noise(max(errors), model, tolerance_max(setting))  # rounding is as large here as what is a fault in single precision
+
+
+def _cut(program: Program) -> Program:
+    return msgspec.structs.replace(program, cache=msgspec.structs.replace(program.cache, n_ubatch=CUT_UBATCH))
+
+
 def _tolerance(floor: float) -> float:
     return max(FLOORS_IN_TOLERANCE * floor, TOLERANCE_MIN)
 
 
 def noise_of(whole: float, steps: float, model: Model) -> Noise:
-    """The floor and tolerance that follow from the largest errors of whole and of token-by-token decodings.
+    """The floor and tolerance that follow from the largest errors of whole and of token-by-token decodings (or of the smaller and the larger
+    difference from the whole ones, where these are the truth).
 
     Steps that are off by as much as a wrong state row would be, where whole decodings are right, are a fault and no noise: then
     the floor is that of the whole ones, and the campaign shows the fault. Raises UnavailableError when the floor is too high, or
     not a number.
     """
     floor = max(whole, steps) if steps <= FAULT_TOLERANCES * _tolerance(whole) else whole
-    if not FLOORS_IN_TOLERANCE * floor <= TOLERANCE_MAX:
+    return _noise(floor, model, tolerance_max(PLAIN_SETTING))
+
+
+def tolerance_max(setting: Setting) -> float:
+    """A tolerance above this would hide too much."""
+    return TOLERANCE_MAX if setting == PLAIN_SETTING else HALF_TOLERANCE_MAX
+
+
+def _noise(floor: float, model: Model, most: float) -> Noise:
+    if not FLOORS_IN_TOLERANCE * floor <= most:
         raise UnavailableError(
             f"could not test {model_text(model)}: plain decodings of one sequence are off by {floor:.3g}; "
             f"faults would hide in a tolerance of {FLOORS_IN_TOLERANCE:g} times that"
@@ -122,27 +176,32 @@ def _memory_path() -> Path:
     return Path(root) / "statedrift" / "noise-1.json"
 
 
-def _memory_key(target: str, version: str, model: Model, states: bool) -> str:
-    """A measurement holds for the target, its version, the very weights, and the machine."""
-    digest = hashlib.blake2b(digest_size=8)
-    for weight in weights_of(model).values():
-        digest.update(weight.tobytes())
-    return " | ".join([target, version, model_text(model), digest.hexdigest(), platform.machine(), platform.node(), *(["states"] * states)])
+def _memory_key(target: str, version: str, model: Model, states: bool, judged_by: str) -> str:
+    """A measurement holds for the target, its version, the very weights, the machine, and what it was held to."""
+    more = [*(["states"] * states), *([judged_by] if judged_by else [])]
+    return " | ".join([target, version, model_text(model), weights_digest(model), platform.machine(), platform.node(), *more])
 
 
-def remembered_noise(target: str, version: str, model: Model, states: bool = False) -> Noise | None:
-    """What was measured before for this target, version and model (and its state rows); None when nothing was, or the memory cannot be read."""
+def remembered_noise(
+    target: str, version: str, model: Model, states: bool = False, judged_by: str = "", setting: Setting = PLAIN_SETTING
+) -> Noise | None:
+    """What was measured before for this target, version and model (and its state rows); None when nothing was, or the memory cannot be read.
+
+    judged_by  what the rows were held to, where it was not our own recompute
+    """
     try:
         entries = json.loads(_memory_path().read_bytes())
-        noise = msgspec.convert(entries[_memory_key(target, version, model, states)], Noise)
+        noise = msgspec.convert(entries[_memory_key(target, version, model, states, judged_by)], Noise)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, msgspec.ValidationError):  # RuntimeError: there is no home folder
         return None
-    is_sound = noise.floor >= 0 and FLOORS_IN_TOLERANCE * noise.floor <= TOLERANCE_MAX and noise.tolerance == _tolerance(noise.floor)
+    is_sound = (
+        noise.floor >= 0 and FLOORS_IN_TOLERANCE * noise.floor <= tolerance_max(setting) and noise.tolerance == _tolerance(noise.floor)
+    )
     is_sound &= not states or (noise.state_tolerance is not None and TOLERANCE_MIN <= noise.state_tolerance <= TOLERANCE_MAX)
     return noise if is_sound and noise.log_count >= LOG_COUNT else None
 
 
-def remember_noise(target: str, version: str, model: Model, noise: Noise) -> None:
+def remember_noise(target: str, version: str, model: Model, noise: Noise, judged_by: str = "") -> None:
     """Keep a measurement; a memory that cannot be written is only slower."""
     try:
         path = _memory_path()
@@ -152,7 +211,7 @@ def remember_noise(target: str, version: str, model: Model, noise: Noise) -> Non
             entries = {}
         if not isinstance(entries, dict):
             entries = {}
-        entries[_memory_key(target, version, model, noise.state_tolerance is not None)] = msgspec.to_builtins(noise)
+        entries[_memory_key(target, version, model, noise.state_tolerance is not None, judged_by)] = msgspec.to_builtins(noise)
         write_whole(path, json.dumps(entries, indent=1).encode())
     except (OSError, RuntimeError, UsageError):
         return

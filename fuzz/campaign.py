@@ -26,7 +26,7 @@ from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
 from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare_folder, write_account
-from ..store.findings import Finding, write_finding
+from ..store.findings import Finding, Oracle, write_finding
 from .pair import open_bench
 from .reduction import Reduction, reduce_trial
 from .reproduction import reproduction_script
@@ -63,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     against  the target that is the truth for the other, in place of the oracle
     inspect  compare the state rows that the target shows, too
+    oracle   `engine`: the target's own fresh recompute is the truth
     """
 
     target: str
@@ -74,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True):
     out: Path | None = None
     against: str | None = None
     inspect: bool = False
+    oracle: Oracle = "own"
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -241,7 +243,7 @@ class _Campaign:
             self.settings.jobs,
             get_context("spawn"),
             start_worker,
-            (self.settings.target, self.settings.against, self.settings.inspect, noise),
+            (self.settings.target, self.settings.against, self.settings.inspect, self.settings.oracle, noise),
         ) as pool:
             running: list[Future[bytes]] = []
             try:
@@ -343,6 +345,7 @@ class _Campaign:
             answers=answers_of(trial),
             against=self.bench.against_name,
             against_version=self.bench.against_version,
+            oracle=self.settings.oracle,
         )
         self.findings.discount(waiting)  # the new finding has it for its first
         self.findings.add_finding(coarse, finding, enabling_operations(trial.program, trial.verdict))
@@ -388,6 +391,7 @@ class _Campaign:
             against=self.bench.against_name,
             against_version=self.bench.against_version,
             inspected=self.inspected if self.settings.inspect else None,
+            oracle=self.settings.oracle,
         )
 
     def run(self) -> Campaign:
@@ -450,5 +454,5 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()
-    with _ended_by_signals(), open_bench(settings.target, settings.against, settings.inspect) as bench, settled_heap():
+    with _ended_by_signals(), open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench, settled_heap():
         return _Campaign(settings, bench, on_progress).run()

@@ -5,6 +5,7 @@ Rules
 - An output row `y` against its recompute `r`: err = max|y - r| / (1 + rms(r)); it is right only if err <= tolerance, so NaN is wrong.
 - Logs of all runs of one model go through one recompute.
 - A row that hangs on a selection with a margin under MARGIN_MIN is not judged: rounding decides what was selected. Its error counts as 0.
+- Where a truth cannot be had (`truth.NoTruth`), a program that is not wrong before is `unknown`.
 """
 
 from collections import defaultdict
@@ -13,10 +14,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..oracle.recompute import MARGIN_MIN, Request, recompute_of
+from ..spec.families import family_of
 from ..spec.models import Model
 from ..spec.verdicts import Verdict
 from .execution import Run
 from .state_judgement import state_verdicts
+from .truth import NoTruth
+
+Truths = Sequence[Sequence[np.ndarray | NoTruth]]
+"""For every run and every one of its spans the true rows, float64 [rows, width]."""
 
 
 def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -33,29 +39,43 @@ def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return errors
 
 
-def span_errors(model: Model, runs: Sequence[Run]) -> list[list[np.ndarray]]:
-    """For every run and every one of its spans, the errors of its rows."""
-    requests = [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
+def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None) -> list[list[np.ndarray]]:
+    """For every run and every one of its spans, the errors of its rows; no row has one where there is no truth. `truths` None: our own recompute."""
+    answers = recompute_of(model).answers(_requests(runs)) if truths is None or _selects(model) else []
+    flat: list[np.ndarray | NoTruth]
+    flat = [answer.rows for answer in answers] if truths is None else [truth for own in truths for truth in own]
     rows = []
     for run in runs:
         decodes = {index: np.frombuffer(data, np.float32).reshape(-1, width) for index, (data, width) in run.rows.items()}
         rows += [decodes[span.operation_index][list(span.places)] for span in run.spans]
-    answers = recompute_of(model).answers(requests)
-    errors = _errors_together(rows, [answer.rows for answer in answers])
-    for own, answer in zip(errors, answers, strict=True):
-        own[(answer.margins < MARGIN_MIN) & np.isfinite(own)] = 0.0
-    found = iter(errors)
-    return [[next(found) for _ in run.spans] for run in runs]
+    known = [number for number, truth in enumerate(flat) if len(rows[number]) and not isinstance(truth, NoTruth)]
+    together = _errors_together(
+        [rows[number] for number in known], [truth for truth in flat if not isinstance(truth, NoTruth) and len(truth)]
+    )
+    for number, own in zip(known, together, strict=True):
+        if answers:
+            own[(answers[number].margins < MARGIN_MIN) & np.isfinite(own)] = 0.0
+    found = dict(zip(known, together, strict=True))
+    errors = iter([found.get(number, np.zeros(0)) for number in range(len(rows))])
+    return [[next(errors) for _ in run.spans] for run in runs]
 
 
 def unjudged_rows(model: Model, runs: Sequence[Run]) -> tuple[int, int]:
     """How many rows of all runs are not judged because a selection was too close, and how many rows there are."""
-    recompute = recompute_of(model)
-    if not recompute.selects:
+    if not _selects(model):
         return 0, sum(len(span.indices) for run in runs for span in run.spans)
-    answers = recompute.answers([Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans])
+    answers = recompute_of(model).answers(_requests(runs))
     margins = np.concatenate([answer.margins for answer in answers]) if answers else np.zeros(0)
     return int(np.count_nonzero(margins < MARGIN_MIN)), len(margins)
+
+
+def _requests(runs: Sequence[Run]) -> list[Request]:
+    return [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
+
+
+def _selects(model: Model) -> bool:
+    """Whether rows may hang on a selection; of an architecture that only an engine knows nothing is known."""
+    return family_of(model).is_modelled and recompute_of(model).selects
 
 
 def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -74,12 +94,16 @@ def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -
     return errors
 
 
-def judge(model: Model, runs: Sequence[Run], tolerance: float, state_tolerance: float | None = None) -> list[Verdict]:
+def judge(
+    model: Model, runs: Sequence[Run], tolerance: float, state_tolerance: float | None = None, truths: Truths | None = None
+) -> list[Verdict]:
     """The verdict of every run; all runs are of programs of `model`. `state_tolerance` is that of state rows, `tolerance` where it is None.
 
     Where an operation's rows and the state after it are wrong, the state decides: it says in which layer.
     """
-    verdicts = [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs), strict=True)]
+    verdicts = [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs, truths), strict=True)]
+    if truths is not None:
+        verdicts = [_as_far_as_known(run, own, verdict) for run, own, verdict in zip(runs, truths, verdicts, strict=True)]
     states = state_verdicts(model, runs, tolerance if state_tolerance is None else state_tolerance)
     return [_earlier(state, verdict) for state, verdict in zip(states, verdicts, strict=True)]
 
@@ -91,6 +115,21 @@ def _earlier(state: Verdict | None, verdict: Verdict) -> Verdict:
     if not verdict.is_divergence:
         return state
     return state if state.operation_index <= (-1 if verdict.operation_index is None else verdict.operation_index) else verdict
+
+
+def _as_far_as_known(run: Run, truths: Sequence[np.ndarray | NoTruth], verdict: Verdict) -> Verdict:
+    """The verdict, or `unknown` when the truth of rows before it cannot be had."""
+    unknown = [
+        (span.operation_index, span.sequence, truth.reason)
+        for span, truth in zip(run.spans, truths, strict=True)
+        if isinstance(truth, NoTruth)
+    ]
+    if not unknown:
+        return verdict
+    index, sequence, reason = min(unknown)
+    if verdict.is_divergence and (verdict.operation_index is None or verdict.operation_index <= index):
+        return verdict
+    return Verdict("unknown", index, sequence, reason=f"could not test: the target's own recompute of the log failed: {reason}"[:300])
 
 
 def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerance: float) -> Verdict:
@@ -136,9 +175,9 @@ def _wrong_rows(run: Run, span_number: int, errors: np.ndarray, tolerance: float
     )
 
 
-def worst_error(model: Model, runs: Sequence[Run]) -> float:
+def worst_error(model: Model, runs: Sequence[Run], truths: Truths | None = None) -> float:
     """The largest finite error over all rows of all runs; NaN when there are rows and none is finite."""
-    flat = [errors for run_errors in span_errors(model, runs) for errors in run_errors if len(errors)]
+    flat = [errors for run_errors in span_errors(model, runs, truths) for errors in run_errors if len(errors)]
     if not flat:
         return 0.0
     errors = np.concatenate(flat)

@@ -33,6 +33,7 @@ from .sandbox import Death
 from .trial import Bench, Trial, check_judgeable, failed_verdict
 
 BOTH_TRUTHS = "--inspect compares state rows with the truth, and --against has another target for it; leave out one of them"
+TWO_TRUTHS = "--against has another target for the truth, and --oracle engine the target itself; leave out one of them"
 OPTIONAL = ("coupled", "cancel", "shift", "divide", "save_all", "partial", "device", "embeddings", "partial_share")
 
 
@@ -369,10 +370,12 @@ def _known(bench: Bench, program: Program, manner: Manner, result: Run | Death |
             )
 
 
-def open_bench(target: str | Target, against: str | Target | None = None, inspect: bool = False) -> Bench:
-    """A target that is held to the oracle (`inspect`: its state rows, too), or to another target; errors as of `Bench`."""
+def open_bench(target: str | Target, against: str | Target | None = None, inspect: bool = False, oracle: str = "own") -> Bench:
+    """A target that is held to an oracle (`inspect`: its state rows, too), or to another target; errors as of `Bench`."""
     if against is None:
-        return Bench(target, inspect)
+        return Bench(target, inspect, oracle)
+    if oracle != "own":
+        raise UsageError(TWO_TRUTHS)
     if inspect:
         raise UsageError(BOTH_TRUTHS)
     return Pair(target, against)

@@ -40,6 +40,7 @@ from ..spec.operations import (
 from ..spec.programs import operation_text, program_id, program_text
 from ..spec.tokens import DIRTY_SALT, DIRTY_TOKEN_COUNT, implicit_tokens
 from ..store.findings import Finding
+from ..targets.llama_tensors import asked_tensors
 from .execution import lay_out
 from .retrace import Moment, retrace
 from .trial import Trial
@@ -89,6 +90,7 @@ def _head(finding: Finding, needs: str) -> str:
 
 def _replay_script(finding: Finding) -> str:
     inspect = ', "--inspect"' if finding.verdict.layer is not None else ""
+    inspect += "" if finding.oracle == "own" else f', "--oracle", "{finding.oracle}"'
     return _head(finding, "Needs statedrift: this target is driven through it.") + (
         "import subprocess\nimport sys\n\n"
         f'PROGRAM = """\\\n{program_text(finding.program)}"""\n\n'
@@ -123,6 +125,11 @@ def _needed(functions: str, calls: str) -> list[str]:
 
 def _tensor_lines(model: Model) -> list[str]:
     family, dimensions = family_of(model), dimensions_of(model)
+    if not family.is_modelled:
+        return [
+            f"    {(fact.name, fact.name, fact.shape, fact.draw, fact.scale, fact.offset, fact.shape, '')!r},"
+            for fact in asked_tensors(model)
+        ]
     facts = {fact.name: fact for fact in family.tensors(dimensions)}
     lines = []
     for tensor in family.gguf_tensors(dimensions):
@@ -212,11 +219,12 @@ class _Body:
         changes = {"n_ctx": pool, "n_ubatch": cache.n_ubatch, "n_seq_max": cache.n_seq_max, "n_rs_seq": cache.n_rs_seq}
         flags = {"kv_unified": cache.unified, "swa_full": cache.swa_full}
         words = [f"{name}={value}" for name, value in changes.items()] + [f"{name}=True" for name, value in flags.items() if value]
-        if cache.kv == "f16":
-            words += ["type_k=1", "type_v=1"]
-        if cache.flash:
-            words.append("flash_attn_type=1")
-        return ", ".join(words)
+        return ", ".join(words + self._cells(cache))
+
+    @staticmethod
+    def _cells(cache: CacheConfiguration) -> list[str]:
+        """The type of attention cells, where it is not float32 without flash attention."""
+        return (["type_k=1", "type_v=1"] if cache.kv == "f16" else []) + (["flash_attn_type=1"] if cache.flash else [])
 
     def _pool(self, cache: CacheConfiguration) -> int:
         """Attention cells in all, in the steps of 256 that llama.cpp makes; a model without attention needs none."""
@@ -339,7 +347,7 @@ class _Body:
             *(token for token, position in given if position <= (self.verdict.position or 0)),
         ]
         embeddings = ", embeddings=True" if outputs == "embeddings" else ""
-        single = "n_ctx=4096, n_ubatch=4096, n_seq_max=1"
+        single = ", ".join(["n_ctx=4096, n_ubatch=4096, n_seq_max=1", *self._cells(self.cache)])
         self.lines += [
             f"given = rows[{place}]  # sequence {sequence}, position {self.verdict.position}",
             "",

@@ -112,7 +112,7 @@ def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], coun
 def _light(trial: Trial) -> Trial:
     """A trial without its output rows, which nobody needs again."""
     runs = [run and without_rows(run) for run in (trial.run, trial.other)]
-    return msgspec.structs.replace(trial, run=runs[0], other=runs[1])
+    return msgspec.structs.replace(trial, run=runs[0], other=runs[1], truths=())
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def start_worker(target_name: str, against_name: str | None, inspect: bool, noise: bytes) -> None:
+def start_worker(target_name: str, against_name: str | None, inspect: bool, oracle: str, noise: bytes) -> None:
     """Open the worker's bench; `noise` is the JSON of what the campaign's process measured.
 
     Raises nothing for a target that cannot be used: the pool would only say that it is broken. The first shard says why.
@@ -149,7 +149,7 @@ def start_worker(target_name: str, against_name: str | None, inspect: bool, nois
     Thread(target=_end_with_parent, daemon=True).start()
     use_one_thread()
     try:
-        bench = open_bench(target_name, against_name, inspect)
+        bench = open_bench(target_name, against_name, inspect, oracle)
     except (UsageError, UnavailableError) as error:
         _why_none.append(str(error))
         return

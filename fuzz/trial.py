@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -26,14 +26,16 @@ from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
 from ..store.findings import Answer
 from ..targets.registry import load_target
-from .calibration import measure_noise, measure_state_noise, remember_noise, remembered_noise
+from .calibration import measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
 from .judgement import judge
 from .sandbox import Death, Sandbox
 from .signatures import coarse_signature
+from .truth import ORACLES, PLAIN_SETTING, EngineTruth, Setting, settings_of
 
 CALIBRATION_PROGRAMS = 8
+STATES_WITHOUT_TRUTH = "--inspect compares state rows with our own recompute, which --oracle engine does without; leave out one of them"
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -42,6 +44,7 @@ class Trial(msgspec.Struct, frozen=True):
     signature  coarse; None when the program did not diverge
     log        the engine's last words, for a crash or a hang
     other      what the same program came to on the target it is held to, if it is held to one
+    truths     for every span of the run the true rows (truth.NoTruth where there is none), where the target is its own oracle
     """
 
     program: Program
@@ -51,14 +54,15 @@ class Trial(msgspec.Struct, frozen=True):
     tolerance: float
     log: tuple[str, ...] = ()
     other: Run | None = None
+    truths: tuple[Any, ...] = ()
 
 
 def check_judgeable(program: Program) -> None:
-    """Raise UnavailableError for a half-precision attention cache or flash attention: their noise is not the one that is measured."""
+    """Raise UnavailableError for a half-precision attention cache or flash attention: only the engine itself says what is right with them."""
     for cache in caches_of(program):
         if cache.kv != "f32" or cache.flash:
             key = "kv=f16" if cache.kv != "f32" else "flash=1"
-            raise UnavailableError(f"could not test: with {key} a target has a noise floor of its own, which this version does not measure")
+            raise UnavailableError(f"could not test: with {key} only the engine itself says what is right; judge it with `--oracle engine`")
 
 
 def answers_of(trial: Trial) -> tuple[Answer, ...]:
@@ -83,8 +87,15 @@ class Bench:
     against_version: str | None = None
     """The target that it is held to in place of the oracle, if it is (fuzz/pair.py)."""
 
-    def __init__(self, target: str | Target, inspect: bool = False) -> None:
-        """inspect: compare the state rows that the target shows, too."""
+    def __init__(self, target: str | Target, inspect: bool = False, oracle: str = "own") -> None:
+        """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth."""
+        if oracle not in ORACLES:
+            raise UsageError(f"unknown oracle `{oracle}`; there are {', '.join(ORACLES)}")
+        if inspect and oracle == "engine":
+            raise UsageError(
+                "--inspect compares state rows with our own recompute, and --oracle engine has none of them; leave out one of them"
+            )
+        self.oracle = oracle
         self.target_name = target if isinstance(target, str) else target.name
         self.target = load_target(target) if isinstance(target, str) else target
         if self.target.isolated and not isinstance(target, str):
@@ -93,7 +104,8 @@ class Bench:
         self.version = self.sandbox.version if self.sandbox else self.target.version()
         self.spent = Spent()
         self.manner = Manner(inspect=inspect)
-        self._noise: dict[Model, Noise] = {}
+        self.truth = EngineTruth(self.run) if oracle == "engine" else None
+        self._noise: dict[tuple[Model, Setting], Noise] = {}
         # a target in development changes without changing its version: what was measured before says nothing of it
         self._is_installed = isinstance(target, str) and ":" not in target
 
@@ -114,23 +126,41 @@ class Bench:
             self.sandbox.close()
 
     def noise(self, model: Model) -> Noise:
-        """The measured floor and tolerance for a model. Raises UnavailableError when the target cannot be judged on it."""
-        if model not in self._noise:
-            if family_of(model).name not in self.target.families:
-                raise UnavailableError(
-                    f"could not test: target {self.target_name} does not run family {model.family}; it runs {', '.join(self.target.families)}"
-                )
+        """The measured floor and tolerance for a model. Raises UnavailableError when the target cannot be judged on it, UsageError
+        for a family that only an engine can judge where the oracle is our own."""
+        return self._noise_in(model, PLAIN_SETTING)
+
+    def _noise_in(self, model: Model, setting: Setting) -> Noise:
+        key = model, setting
+        if key not in self._noise:
+            self._check_family(model)
             if self.manner.inspect:
                 self._check_inspectable(model)
-            noise = remembered_noise(self.target_name, self.version, model, self.manner.inspect) if self._is_installed else None
+            judged_by = "" if self.truth is None else " ".join(["engine", *(f"{word}" for word in setting)])
+            noise = None
+            if self._is_installed:
+                noise = remembered_noise(self.target_name, self.version, model, self.manner.inspect, judged_by, setting)
             if noise is None:
-                noise = measure_noise(model, self._run_plain)
-                if self.manner.inspect:
-                    noise = measure_state_noise(model, noise, self._run_inspected)
+                noise = self._measured_noise(model, setting)
                 if self._is_installed:
-                    remember_noise(self.target_name, self.version, model, noise)
-            self._noise[model] = noise
-        return self._noise[model]
+                    remember_noise(self.target_name, self.version, model, noise, judged_by)
+            self._noise[key] = noise
+        return self._noise[key]
+
+    def _measured_noise(self, model: Model, setting: Setting) -> Noise:
+        if self.truth is not None:
+            return measure_own_noise(model, setting, self._run_plain, self.truth)
+        noise = measure_noise(model, self._run_plain)
+        return measure_state_noise(model, noise, self._run_inspected) if self.manner.inspect else noise
+
+    def _check_family(self, model: Model) -> None:
+        family = family_of(model)
+        if family.name not in self.target.families:
+            raise UnavailableError(
+                f"could not test: target {self.target_name} does not run family {model.family}; it runs {', '.join(self.target.families)}"
+            )
+        if not family.is_modelled and self.truth is None:
+            raise UsageError(only_by_engine(family.name))
 
     def _check_inspectable(self, model: Model) -> None:
         (opened,) = self._run_inspected([Program(model, CacheConfiguration(), ())])
@@ -152,11 +182,17 @@ class Bench:
 
     def set_noise(self, noise: dict[Model, Noise]) -> None:
         """Take over measurements that another process made."""
-        self._noise.update(noise)
+        self._noise.update({(model, PLAIN_SETTING): measured for model, measured in noise.items()})
 
     def tolerance(self, model: Model) -> float:
         """The largest error of a right output row."""
         return self.noise(model).tolerance
+
+    def program_tolerance(self, program: Program) -> float:
+        """The same for a program: the largest of its sessions' settings."""
+        if self.truth is None:
+            return self.tolerance(program.model)
+        return max(self._noise_in(program.model, setting).tolerance for setting in settings_of(program))
 
     def try_program(self, program: Program) -> Trial:
         """Run and judge one program."""
@@ -165,26 +201,32 @@ class Bench:
     def try_programs(self, programs: Sequence[Program]) -> list[Trial]:
         """Run and judge programs; the answer has their order."""
         for program in programs:
-            check_judgeable(program)
-            self.noise(program.model)  # before anything runs: "could not test" is not an answer about one program
+            if self.truth is None:
+                check_judgeable(program)
+            self.program_tolerance(program)  # before anything runs: "could not test" is not an answer about one program
         results = self.run(programs, [self.manner] * len(programs))
+        ran = [(number, result) for number, result in enumerate(results) if isinstance(result, Run)]
+        truths: dict[int, tuple[Any, ...]] = {}
+        if self.truth is not None:
+            own = self.truth.rows_of_spans([programs[number] for number, _ in ran], [run for _, run in ran])
+            truths = {number: tuple(rows) for (number, _), rows in zip(ran, own, strict=True)}
         started = perf_counter()
         verdicts: dict[int, Verdict] = {}
-        by_model: dict[Model, list[int]] = defaultdict(list)
-        for number, result in enumerate(results):
-            if isinstance(result, Run):
-                by_model[programs[number].model].append(number)
-        for model, numbers in by_model.items():
+        alike: dict[tuple[Model, float], list[int]] = defaultdict(list)
+        for number, _ in ran:
+            alike[programs[number].model, self.program_tolerance(programs[number])].append(number)
+        for (model, tolerance), numbers in alike.items():
             runs = [result for number in numbers if isinstance(result := results[number], Run)]
-            noise = self.noise(model)
-            verdicts.update(zip(numbers, judge(model, runs, noise.tolerance, noise.state_tolerance), strict=True))
+            true_rows = None if self.truth is None else [truths[number] for number in numbers]
+            state_tolerance = self.noise(model).state_tolerance if self.manner.inspect else None
+            verdicts.update(zip(numbers, judge(model, runs, tolerance, state_tolerance, true_rows), strict=True))
         self.spent.judging += perf_counter() - started
         return [
-            self._trial(program, result, verdicts.get(number))
+            self._trial(program, result, verdicts.get(number), truths.get(number, ()))
             for number, (program, result) in enumerate(zip(programs, results, strict=True))
         ]
 
-    def _trial(self, program: Program, result: Run | Death | Failed, verdict: Verdict | None) -> Trial:
+    def _trial(self, program: Program, result: Run | Death | Failed, verdict: Verdict | None, truths: tuple[Any, ...]) -> Trial:
         run: Run | None = None
         log: tuple[str, ...] = ()
         match result:
@@ -197,12 +239,12 @@ class Bench:
             case Failed():
                 verdict = failed_verdict(result)
         assert verdict is not None
-        return self.trial(program, run, verdict, log)
+        return msgspec.structs.replace(self.trial(program, run, verdict, log), truths=truths)
 
     def trial(self, program: Program, run: Run | None, verdict: Verdict, log: tuple[str, ...] = (), other: Run | None = None) -> Trial:
         """The trial of a program that was judged."""
         signature = coarse_signature(self.label, program, verdict) if verdict.is_divergence else None
-        return Trial(program, run, verdict, signature, self.tolerance(program.model), log, other)
+        return Trial(program, run, verdict, signature, self.program_tolerance(program), log, other)
 
     def run_before(self, program: Program, death: Death, manner: Manner = PLAIN) -> Run | None:
         """What happened before a worker's death: the same program without the operation that ended it (or, when it ended while
@@ -239,6 +281,11 @@ class Bench:
             return Failed("unavailable", str(error))
         except Exception as error:  # ours: a session's own exceptions are its answers
             return Failed("internal", "".join(traceback.format_exception_only(error)).strip())
+
+
+def only_by_engine(family: str) -> str:
+    """What to do about a family that has no recompute of ours."""
+    return f"family {family} has no recompute of ours: only the engine itself says what is right; judge it with --oracle engine"
 
 
 def without_rows(run: Run) -> Run:

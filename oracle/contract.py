@@ -298,7 +298,7 @@ class Checker:
             if {"header", "flip"} & set(slot.damages):
                 return Demand("may", "a damaged blob may be noticed")
             return Demand("must-refuse", f"the blob was damaged ({', '.join(slot.damages)})")
-        if (slot.n_seq_max, slot.unified) != (self.cache.n_seq_max, self.cache.unified):
+        if (slot.n_seq_max, slot.unified, slot.cells) != (self.cache.n_seq_max, self.cache.unified, (self.cache.kv, self.cache.flash)):
             return Demand("may", "the blob is of another configuration")
         if any(log.unchecked for log in logs.values()):
             return Demand("may", "what was saved is unchecked")
@@ -588,6 +588,7 @@ class Checker:
                 self._forget_device_saves(operation.sequence)
         else:
             slot = Slot(dict(enumerate(ledger.logs)), blob, True, self.cache.n_seq_max, self.cache.unified, ledger.session)
+        slot.cells = (self.cache.kv, self.cache.flash)
         slot.saves_snapshots = self.capabilities.saves_snapshots
         ledger.slots[operation.slot] = slot
 

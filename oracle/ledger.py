@@ -55,6 +55,7 @@ class Slot:
         self.partial = False
         self.device = False
         self.saves_snapshots = False
+        self.cells = ("f32", 0)  # element type of its attention cells, and whether they are laid out for flash attention
         self.damages: list[str] = []
         self.shortest = 0  # shortest length of its own sequence since the save; for partial saves
 

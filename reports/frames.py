@@ -37,6 +37,7 @@ FINDING_COLUMNS: dict[str, str] = {
     "against": "string",
     "part": "string",
     "layer": "Int64",
+    "oracle": "string",
 }
 """Column -> pandas dtype, in order."""
 
@@ -68,6 +69,7 @@ def _row(finding: Finding) -> dict[str, object]:
         "against": finding.against,
         "part": verdict.part,
         "layer": verdict.layer,
+        "oracle": finding.oracle if finding.against is None else None,
     }
 
 

@@ -215,8 +215,15 @@ def verdict_text(
     return "\n".join(lines) + "\n"
 
 
+def judged_by_words(oracle: str) -> str:
+    """What a heading says after the version of a target that was its own truth."""
+    return "" if oracle == "own" else " judged by its own recompute"
+
+
 def _against(finding: Finding) -> str:
-    return "" if finding.against is None else f" against {finding.against} {short_version(finding.against_version or '')}"
+    if finding.against is None:
+        return judged_by_words(finding.oracle)
+    return f" against {finding.against} {short_version(finding.against_version or '')}"
 
 
 def finding_text(number: int, finding: Finding, replay: str, script: str = "") -> str:
@@ -326,6 +333,10 @@ def account_text(account: Account) -> str:
         "  ",
     )
     lines += wrapped(f"version      {account.version}", " " * 13)
+    if account.oracle != "own":
+        lines += wrapped(
+            "oracle       engine: an output is right when a fresh session that is given the whole log at once gives it, too", " " * 13
+        )
     if account.against_version is not None:
         lines += wrapped(f"against      {account.against_version}", " " * 13)
     lines.append(

@@ -11,7 +11,7 @@ import msgspec
 
 from ..spec.errors import UsageError
 from .files import write_whole
-from .findings import Finding, read_finding
+from .findings import Finding, Oracle, read_finding
 
 FORMAT = 1
 
@@ -41,6 +41,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds_*       of wall time, summed over jobs
     against, against_version  the target that was the truth; None: the oracle was
     inspected       states (all rows of one sequence) that were compared; None: none was looked at
+    oracle          whose recompute was the truth where no other target was: our own, or the engine's
     """
 
     target: str
@@ -65,6 +66,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against: str | None = None
     against_version: str | None = None
     inspected: int | None = None
+    oracle: Oracle = "own"
     format: int = FORMAT
 
 

@@ -7,6 +7,7 @@ Rules
 """
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,7 @@ from ..spec.verdicts import Outcome, Verdict
 from .files import write_whole
 
 FORMAT = 1
+Oracle = Literal["own", "engine"]
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +46,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log               the engine's last log lines (for a crash or a hang)
     answers           to the reduced program's operations that were reached
     against, against_version  the target that was the truth; None: the oracle was
+    oracle            whose recompute that is: our own, or the engine's (a fresh session that is given the whole log at once)
     """
 
     signature: str
@@ -67,6 +70,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answers: tuple[Answer, ...] = ()
     against: str | None = None
     against_version: str | None = None
+    oracle: Oracle = "own"
     format: int = FORMAT
 
 

@@ -9,6 +9,7 @@ Source: the `gguf` package's GGUFWriter; the key names are llama.cpp's.
 
 import importlib
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,28 @@ def write_gguf(model: Model, path: Path) -> None:
 
     Raises UnavailableError when the `gguf` package is missing, UsageError when the model's dimensions are bad or its family is not llama.cpp's.
     """
-    gguf = gguf_package()
+    gguf_package()
     family, dimensions = family_of(model), dimensions_of(model)
-    metadata = dict(family.gguf_metadata(dimensions))
-    if not metadata:
-        raise UsageError(f"`{model_text(model)}` has no GGUF form; llama.cpp does not run it")
+    metadata = family.gguf_metadata(dimensions)
+    if not metadata or not family.is_modelled:
+        raise UsageError(f"`{model_text(model)}` has no GGUF form of ours; llama.cpp does not run it, or says itself which tensors it has")
+    weights = weights_of(model)
+    tensors = [(tensor.name, _array(weights[tensor.weight], tensor)) for tensor in family.gguf_tensors(dimensions)]
+    write_tensors(metadata, tensors, path)
+
+
+def write_tensors(metadata: Mapping[str, Any], tensors: Iterable[tuple[str, np.ndarray]], path: Path) -> None:
+    """Write a file of these keys (`general.architecture` among them) and float32 tensors. Raises UnavailableError without the `gguf` package."""
+    gguf = gguf_package()
+    keys = dict(metadata)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    writer = gguf.GGUFWriter(unfinished, metadata.pop("general.architecture"))
+    writer = gguf.GGUFWriter(unfinished, keys.pop("general.architecture"))
     try:
-        for key, value in metadata.items():
+        for key, value in keys.items():
             _add(writer, key, value)
         writer.add_tokenizer_model("none")
-        weights = weights_of(model)
-        for tensor in family.gguf_tensors(dimensions):
-            writer.add_tensor(tensor.name, _array(weights[tensor.weight], tensor))
+        for name, array in tensors:
+            writer.add_tensor(name, array)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -35,6 +35,15 @@ _LogCallback = ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p)
 _GgmlAbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
 CancelCallback = ctypes.CFUNCTYPE(c_bool, c_void_p)
 """Asked by the CPU backend after every node of a graph; True cancels the decode."""
+SetTensorCallback = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+"""Given every tensor of a model that is made of metadata alone."""
+
+
+class MetadataParameters(ctypes.Structure):
+    """`gguf_init_params`: a file is read without its tensors' data, or into a context."""
+
+    _fields_ = (("no_alloc", c_bool), ("context", c_void_p))
+
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_backend_init": (None, ()),
@@ -68,6 +77,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_state_seq_get_size_ext": (c_size_t, (c_void_p, c_int32, c_uint32)),
     "llama_state_seq_get_data_ext": (c_size_t, (c_void_p, c_char_p, c_size_t, c_int32, c_uint32)),
     "llama_state_seq_set_data_ext": (c_size_t, (c_void_p, c_char_p, c_size_t, c_int32, c_uint32)),
+    "gguf_init_from_file": (c_void_p, (c_char_p, MetadataParameters)),
+    "gguf_free": (None, (c_void_p,)),
+    "ggml_get_name": (c_char_p, (c_void_p,)),
     "ggml_set_abort_callback": (c_void_p, (_GgmlAbortCallback,)),
 }  # fmt: skip
 
@@ -128,6 +140,7 @@ class Library:
         self.package_version: str = package.__version__
         self.path = path
         self.log = Log()
+        self.metadata_only = MetadataParameters(no_alloc=True, context=None)
         self.call: Any = _bind(package, path)
         check_layout(package, self.call, path)
         # the callbacks must live as long as the library uses them, which is as long as the process
@@ -178,6 +191,7 @@ def _bind(package: Any, path: Path) -> Any:
     structs: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "llama_context_default_params": (bindings.llama_context_params, ()),
         "llama_model_default_params": (bindings.llama_model_params, ()),
+        "llama_model_init_from_user": (c_void_p, (c_void_p, SetTensorCallback, c_void_p, bindings.llama_model_params)),
         "llama_model_load_from_file": (c_void_p, (c_char_p, bindings.llama_model_params)),
         "llama_init_from_model": (c_void_p, (c_void_p, bindings.llama_context_params)),
         "llama_decode": (c_int32, (c_void_p, Batch)),

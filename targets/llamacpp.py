@@ -22,7 +22,7 @@ import numpy as np
 
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.families import FAMILIES, dimensions_of, family_of
+from ..spec.families import ENGINE_ONLY, FAMILIES, dimensions_of, family_of
 from ..spec.models import Model, model_text
 from ..spec.operations import OPEN
 from ..spec.target import Batch, Capabilities, Decoded, StateRow, Undocumented
@@ -30,6 +30,7 @@ from ..spec.verdicts import ACCEPTED, Outcome, refused
 from . import llama_library
 from .gguf_file import gguf_package, write_gguf
 from .llama_library import ON_DEVICE, PARTIAL_ONLY, CancelCallback, Library, load_library
+from .llama_tensors import write_engine_only
 
 ENGINE = "llama.cpp"
 BATCH_TOKENS_MAX = 4096
@@ -52,7 +53,10 @@ class LoadedModel:
         line_count = library.log.line_count
         with tempfile.TemporaryDirectory(prefix="statedrift-") as folder:
             path = Path(folder) / "model.gguf"
-            write_gguf(model, path)
+            if family_of(model).is_modelled:
+                write_gguf(model, path)
+            else:
+                write_engine_only(library, model, path)
             self.handle: int | None = call.llama_model_load_from_file(str(path).encode(), parameters)
         if not self.handle:
             raise UsageError(f"llama.cpp does not load model `{model_text(model)}`: {library.log.first_since(line_count)}")
@@ -60,7 +64,7 @@ class LoadedModel:
         self.output_width: int = call.llama_model_n_embd_out(self.handle)
         self.has_attention_cache = not call.llama_model_is_recurrent(self.handle)
         family, dimensions = family_of(model), dimensions_of(model)
-        self.shows_hidden_states = self.output_width == dimensions["n_embd"]
+        self.has_hidden_states = self.output_width == dimensions["n_embd"]
         self.has_recurrent_layers = bool(family.recurrent_layers(dimensions))
         self.has_attention_layers = bool(family.attention_layers(dimensions))
         self.has_window = bool(family.attention_window(dimensions))
@@ -380,7 +384,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
         save_all=True,
         partial=True,
         device=True,
-        embeddings=loaded.shows_hidden_states,
+        embeddings=loaded.has_hidden_states,
         partial_share=True,
         engine=ENGINE,
     )
@@ -402,7 +406,7 @@ class LlamaTarget:
 
     name = "llamacpp"
     isolated = True
-    families = tuple(family.name for family in FAMILIES.values() if family.has_gguf)
+    families = (*(family.name for family in FAMILIES.values() if family.has_gguf), *ENGINE_ONLY)
     poison = False
     undocumented = (
         Undocumented(

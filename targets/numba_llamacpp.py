@@ -11,6 +11,7 @@ from importlib import metadata
 
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UsageError
+from ..spec.families import FAMILIES
 from ..spec.models import Model
 from ..spec.target import Session, Undocumented
 from .llamacpp import TARGET as ENGINE
@@ -22,7 +23,7 @@ class NumbaLlamaTarget:
 
     name = "numba-llamacpp"
     isolated = False
-    families: tuple[str, ...] = ENGINE.families
+    families: tuple[str, ...] = tuple(name for name in ENGINE.families if name in FAMILIES)
     poison = False
     undocumented: tuple[Undocumented, ...] = ENGINE.undocumented
 

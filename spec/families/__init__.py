@@ -1,6 +1,7 @@
 """The model families that statedrift knows: one file of facts each.
 
 Rules
+- `FAMILIES` have forwards of ours; of `ENGINE_ONLY` ones only an engine's own recompute is known. Every function here takes both.
 - A family's file says its dimensions, its weights, its state rows, and how the same weights are named in GGUF and in
   Transformers; it computes no output (the oracle and the implementation have one forward each).
 - Nothing here imports gguf, torch or transformers: facts are plain data.
@@ -11,6 +12,7 @@ from types import MappingProxyType
 
 from ..errors import UsageError
 from ..models import Model
+from .engine_only import ENGINE_ONLY
 from .falcon_h1 import FALCON_H1
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
 from .jamba import JAMBA
@@ -37,14 +39,32 @@ FAMILIES: dict[str, Family] = {
     )
 }  # fmt: skip
 
-__all__ = ["FAMILIES", "Dimensions", "Family", "GgufTensor", "RowWidths", "TensorFact", "dimensions_of", "doubled", "family_of"]
+__all__ = [
+    "ENGINE_ONLY",
+    "FAMILIES",
+    "Dimensions",
+    "Family",
+    "GgufTensor",
+    "RowWidths",
+    "TensorFact",
+    "dimensions_of",
+    "doubled",
+    "family_names",
+    "family_of",
+]
 
 
 def family_of(model: Model) -> Family:
     """The family that `model` names. Raises UsageError for an unknown one."""
-    if model.family not in FAMILIES:
-        raise UsageError(f"unknown family `{model.family}`; there are {', '.join(FAMILIES)}")
-    return FAMILIES[model.family]
+    family = FAMILIES.get(model.family) or ENGINE_ONLY.get(model.family)
+    if family is None:
+        raise UsageError(f"unknown family `{model.family}`; there are {family_names()}")
+    return family
+
+
+def family_names() -> str:
+    """All families for people, those that only an engine can judge apart."""
+    return f"{', '.join(FAMILIES)}; with `--oracle engine` also {', '.join(ENGINE_ONLY)}"
 
 
 @functools.lru_cache(maxsize=256)

@@ -82,6 +82,8 @@ class Family(msgspec.Struct, frozen=True):
                        the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays, and float64
                        buffers that follow from the dimensions); "" where Transformers has no such class
     forward            the module of its forwards, in oracle/ and in impl/: those of another family that differs in its dimensions only
+    engine_tensor      of a family without forwards of ours (engine_only.py): the weight for a tensor that the engine asks for by its GGUF name and
+                       its shape (numpy order), or None where the model is to do without it
     """
 
     name: str
@@ -102,6 +104,12 @@ class Family(msgspec.Struct, frozen=True):
     state_dict: Callable[[Dimensions, Weights], dict[str, np.ndarray]] = lambda dimensions, weights: {}
     attention_window: Callable[[Dimensions], int] = lambda dimensions: 0
     forward: str = ""
+    engine_tensor: Callable[[str, tuple[int, ...]], TensorFact | None] | None = None
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether there are forwards of ours; without them only the engine itself can say what is right (`--oracle engine`)."""
+        return self.engine_tensor is None
 
     @property
     def forward_module(self) -> str:

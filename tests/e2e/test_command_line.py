@@ -56,6 +56,35 @@ def test_a_campaign_is_reported_again_as_text_and_as_tables(campaign: tuple[Path
 
 
 @pytest.fixture(scope="module")
+def self_judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A campaign in which the target that is broken on purpose is its own truth."""
+    folder = tmp_path_factory.mktemp("self_judged")
+    words = ["fuzz", "--target", CANARY, "--oracle", "engine", "--family", "lfm2", "--programs", "64", "--out", "runs/own"]
+    return folder, statedrift(*words, folder=folder)
+
+
+def test_a_broken_target_is_found_out_by_its_own_recompute(self_judged: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = self_judged
+    assert done.returncode == 1, done.stderr
+    assert "judged by its own recompute" in " ".join(done.stdout.split())
+    assert json.loads((folder / "runs" / "own" / "campaign.json").read_text())["oracle"] == "engine"
+    (script, *_) = sorted((folder / "runs" / "own" / "findings").glob("wrong-output-*/repro.py"))
+    assert '"--oracle", "engine"' in script.read_text()
+    assert json.loads((script.parent / "finding.json").read_text())["oracle"] == "engine"
+
+
+def test_what_its_own_recompute_found_is_replayed_by_the_line_that_was_printed(
+    self_judged: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = self_judged
+    line = next(line.strip() for line in done.stdout.split("\n") if line.strip().startswith("replay "))
+    assert line.endswith("--oracle engine")
+    again = statedrift(*line.removeprefix("replay").split()[1:], "--json", folder=folder)
+    assert again.returncode == 1, again.stderr
+    assert json.loads(again.stdout)["oracle"] == "engine"
+
+
+@pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A campaign in which the target that is broken on purpose is held to the sound one."""
     folder = tmp_path_factory.mktemp("held")

@@ -390,8 +390,8 @@ def test_an_answer_is_reduced_to_the_smallest_program_in_which_it_differs() -> N
 def test_tolerances_are_added() -> None:
     with Pair("numba", "numba") as pair:
         model = Model("lfm2")
-        pair.against._noise[model] = Noise(0.25, 2.0, 200)
-        pair._noise[model] = Noise(0.5, 4.0, 100)
+        pair.against.set_noise({model: Noise(0.25, 2.0, 200)})
+        Bench.set_noise(pair, {model: Noise(0.5, 4.0, 100)})
         assert MEASURED_NOISE(pair, model) == Noise(0.75, 6.0, 100)
 
 

@@ -1,0 +1,104 @@
+"""The page of findings in llama.cpp: what campaigns hold is on it, and nothing else."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from statedrift.spec.programs import parse_program
+from statedrift.spec.verdicts import Verdict
+from statedrift.store.campaigns import FINDINGS_FOLDER, Account, write_account
+from statedrift.store.findings import Finding, write_finding
+
+PAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "findings_llamacpp.py"
+VERSION = "llama-cpp-python 0.0.0 (llama.cpp of a test)"
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    found = importlib.util.spec_from_file_location("findings_llamacpp", PAGE)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, "findings_llamacpp", module)
+    found.loader.exec_module(module)
+    return module
+
+
+def account(families: tuple[str, ...], **changes: Any) -> Account:
+    own = Account(
+        target="llamacpp", version=VERSION, families=families, seed=0, jobs=1, started_at="2026-11-30T01:02:03+00:00", seconds=1.0, programs=1234,
+        operations=9, outcomes={"decode": {"accepted": 9}}, verdicts={"ok": 1200, "wrong-output": 34}, noise={}, could_not_test={},
+        seconds_generating=0.0, seconds_running=0.0, seconds_judging=0.0, seconds_reducing=0.0, complete=True, oracle="engine",
+    )  # fmt: skip
+    return msgspec.structs.replace(own, **changes)
+
+
+def finding(family: str, text: str = "decode 0:3; decode 0:1; rollback 0 3; decode 0:1", **changes: Any) -> Finding:
+    program = parse_program(f"model {family} seed=0; {text}")
+    own = Finding(
+        signature=f"llamacpp/{family} wrong-output at decode (self) after decode+rollback", title="the next outputs are wrong after rollback",
+        target="llamacpp", version=VERSION, family=family, verdict=Verdict("wrong-output", 3, 0, 1, "self", 0.5, 1e-4, reason="logits off by 0.5"),
+        program=program, original=program, documented=True, undocumented_uses=(), reproduced=9, reruns=10, found_after_programs=1,
+        found_after_seconds=0.1, first_seen="2026-11-30T01:02:03+00:00", last_seen="2026-11-30T01:02:03+00:00", oracle="engine",
+    )  # fmt: skip
+    return msgspec.structs.replace(own, **changes)
+
+
+def folder_of(path: Path, own: Account, findings: list[Finding]) -> Path:
+    write_account(path, own)
+    for entry in findings:
+        write_finding(path / FINDINGS_FOLDER, entry, None)
+    return path
+
+
+def test_a_signature_is_one_row_over_all_families(page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = folder_of(tmp_path / "a", account(("lfm2moe", "arwkv7")), [finding("lfm2moe")])
+    second = folder_of(tmp_path / "b", account(("lfm2",)), [finding("lfm2", reproduced=10)])
+    written = tmp_path / "page" / "llama.cpp.md"
+    assert page.main([str(first), str(second), "--no-compare", "--write", str(written)]) == 0
+    text = capsys.readouterr().out
+    assert written.read_text() == text
+    assert f"**{VERSION}**" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| 1 |")]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "1",
+        "wrong-output at decode (self) after decode+rollback",
+        "",
+        "10",
+        "9",
+    ]
+    assert text.count("rollback 0 3") == 1
+    assert "Seen in lfm2, lfm2moe; reproduced 9/10" in text
+    assert "Nothing was found in arwkv7" in text
+    assert "[EXPERIMENTAL]" in text, "what the header says of a rollback"
+
+
+def test_undocumented_uses_are_said_with_the_headers_sentence(page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = finding("lfm2", "decode 0:2; divide 0 2; decode 0:1", documented=False, undocumented_uses=("divide",))
+    folder = folder_of(tmp_path / "a", account(("lfm2",)), [entry])
+    assert page.main([str(folder), "--no-compare"]) == 0
+    text = capsys.readouterr().out
+    assert "(u)" in text
+    assert "Not documented: divide. llama_memory_seq_div" in text
+
+
+def test_what_was_not_reached_is_said(page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = account(("lfm2", "plamo2"), could_not_test={"plamo2": "could not test plamo2: too noisy"}, complete=False)
+    folder = folder_of(tmp_path / "a", own, [])
+    assert page.main([str(folder), "--no-compare"]) == 0
+    text = capsys.readouterr().out
+    assert "could not test plamo2: too noisy" in text
+    assert "stopped before its end" in text
+    assert "never executed" in text
+
+
+def test_two_versions_make_no_page(page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = folder_of(tmp_path / "a", account(("lfm2",)), [])
+    second = folder_of(tmp_path / "b", account(("lfm2",), version="another"), [])
+    assert page.main([str(first), str(second), "--no-compare"]) == 2
+    assert "several versions" in capsys.readouterr().err
+    assert page.main([str(tmp_path / "nothing"), "--no-compare"]) == 2
