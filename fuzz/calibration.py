@@ -5,6 +5,7 @@ Rules
   Several sequences and cut-up batches are tests, not calibration: an engine that gets them wrong must not blunt its own check.
 - Rows that are not finite are a fault, not noise: they are left out here, and the campaign finds them.
 - tolerance = max(20 x floor, 1e-5). Steps as wrong as a wrong state would make them are a fault, not noise. A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
+- Rows that hang on a selection too close to be judged are counted; a model with many of them cannot be tested.
 - State rows have a floor of their own, over the same logs; where it is too high to be noise they are judged by the outputs' tolerance, and
   the campaign shows what is wrong.
 - A measured floor is remembered per target version and model, so that it is measured once on a machine.
@@ -28,7 +29,7 @@ from ..spec.weights import weights_of
 from ..store.campaigns import Noise
 from ..store.files import write_whole
 from .execution import Run
-from .judgement import worst_error
+from .judgement import unjudged_rows, worst_error
 from .state_judgement import worst_state_error
 
 LOG_COUNT = 200
@@ -42,6 +43,8 @@ INSPECTED_ONE_IN = 5
 """Looking at a state may cost a target a whole recompute: only one program in so many is looked at, from short to long."""
 INSPECTED_STEPS_MAX = 16
 """Longest log whose state is looked at token by token."""
+UNJUDGED_MAX = 0.01
+"""Largest share of rows that may hang on a selection too close to be judged."""
 _CALIBRATION_SALT = 1 << 30
 
 
@@ -77,7 +80,13 @@ def measure_noise(model: Model, run_all: Callable[[Sequence[Program]], Sequence[
             refusals = (step.outcome.detail for step in run.steps if step.outcome.word != "accepted")
             said = run.verdict.reason if run.verdict else next(refusals, "it ended early")
             raise UnavailableError(f"could not test {model_text(model)}: a plain decoding of one sequence failed ({said})")
-    return noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
+    noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
+    unjudged, row_count = unjudged_rows(model, runs[0::2])
+    if unjudged > UNJUDGED_MAX * row_count:
+        raise UnavailableError(
+            f"could not test {model_text(model)}: {unjudged / row_count:.2%} of all rows hang on a selection too close to be judged"
+        )
+    return msgspec.structs.replace(noise, unjudged=unjudged / row_count)
 
 
 def _tolerance(floor: float) -> float:

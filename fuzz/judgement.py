@@ -4,6 +4,7 @@ Rules
 - The first operation that went wrong decides, be it by its answer, a position or a row.
 - An output row `y` against its recompute `r`: err = max|y - r| / (1 + rms(r)); it is right only if err <= tolerance, so NaN is wrong.
 - Logs of all runs of one model go through one recompute.
+- A row that hangs on a selection with a margin under MARGIN_MIN is not judged: rounding decides what was selected. Its error counts as 0.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..oracle.recompute import Request, recompute_of
+from ..oracle.recompute import MARGIN_MIN, Request, recompute_of
 from ..spec.models import Model
 from ..spec.verdicts import Verdict
 from .execution import Run
@@ -39,8 +40,22 @@ def span_errors(model: Model, runs: Sequence[Run]) -> list[list[np.ndarray]]:
     for run in runs:
         decodes = {index: np.frombuffer(data, np.float32).reshape(-1, width) for index, (data, width) in run.rows.items()}
         rows += [decodes[span.operation_index][list(span.places)] for span in run.spans]
-    errors = iter(_errors_together(rows, recompute_of(model).rows(requests)))
-    return [[next(errors) for _ in run.spans] for run in runs]
+    answers = recompute_of(model).answers(requests)
+    errors = _errors_together(rows, [answer.rows for answer in answers])
+    for own, answer in zip(errors, answers, strict=True):
+        own[(answer.margins < MARGIN_MIN) & np.isfinite(own)] = 0.0
+    found = iter(errors)
+    return [[next(found) for _ in run.spans] for run in runs]
+
+
+def unjudged_rows(model: Model, runs: Sequence[Run]) -> tuple[int, int]:
+    """How many rows of all runs are not judged because a selection was too close, and how many rows there are."""
+    recompute = recompute_of(model)
+    if not recompute.selects:
+        return 0, sum(len(span.indices) for run in runs for span in run.spans)
+    answers = recompute.answers([Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans])
+    margins = np.concatenate([answer.margins for answer in answers]) if answers else np.zeros(0)
+    return int(np.count_nonzero(margins < MARGIN_MIN)), len(margins)
 
 
 def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -3,7 +3,8 @@
 Rules
 - No scan: the output of a layer is Y = (L o C B^T)(dt x) + D x with L the exponential of summed decays, over whole paths, so that it
   shares no algorithm with the recurrences it judges.
-- The gated norm is grouped, as in the original code: one root mean square per group of d_inner / n_group channels, after the gate.
+- The gated norm is grouped, as in the original code: one root mean square per group of d_inner / n_group channels, after the gate. A
+  family's layers may have none.
 Sources: Dao and Gu 2024 (arXiv:2405.21060), structured masked attention; Transformers' Mamba2ForCausalLM for names and the order of parts.
 """
 
@@ -96,9 +97,11 @@ def mixer(
         trace.convolution(layer, inputs, dimensions["d_conv"] - 1)
         trace.recurrent(layer, states_after(value, step, decay, b, trace))
     y = masked_quadratic_form(value, step, decay, b, c, forest).addcmul_(value, weights[prefix + "d"])
-    y = y.mul_(functional.silu(gate)).view(-1, n_group, d_inner // n_group)
-    y = root_mean_square_norm(y, weights[prefix + "gated_norm"].view(n_group, -1), NORM_EPSILON)
-    return y.view(-1, d_inner) @ weights[prefix + "out_projection"]
+    y = y.mul_(functional.silu(gate))
+    if prefix + "gated_norm" in weights:
+        grouped = y.view(-1, n_group, d_inner // n_group)
+        y = root_mean_square_norm(grouped, weights[prefix + "gated_norm"].view(n_group, -1), NORM_EPSILON).view(-1, d_inner)
+    return y @ weights[prefix + "out_projection"]
 
 
 def masked_quadratic_form(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import GgufTensor, dimensions_of, family_of
-from ..spec.models import Model
+from ..spec.models import Model, model_text
 from ..spec.weights import weights_of
 
 
@@ -35,9 +35,9 @@ def write_gguf(model: Model, path: Path) -> None:
     """
     gguf = gguf_package()
     family, dimensions = family_of(model), dimensions_of(model)
-    if not family.has_gguf:
-        raise UsageError(f"family {family.name} has no GGUF form; llama.cpp does not run it")
     metadata = dict(family.gguf_metadata(dimensions))
+    if not metadata:
+        raise UsageError(f"`{model_text(model)}` has no GGUF form; llama.cpp does not run it")
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     writer = gguf.GGUFWriter(unfinished, metadata.pop("general.architecture"))
     try:
@@ -75,5 +75,7 @@ def _add(writer: Any, key: str, value: object) -> None:
             writer.add_string(key, value)
         case list():
             writer.add_array(key, value)
+        case tuple():
+            writer.add_key_value(key, value, gguf_package().GGUFValueType.ARRAY, sub_type=gguf_package().GGUFValueType.UINT64)
         case _:
             raise TypeError(f"metadata {key} of type {type(value).__name__} has no GGUF form here")

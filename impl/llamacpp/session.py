@@ -25,6 +25,7 @@ from ..hybrid_cache import POSITION_MAX
 from ..model import check_session, prepared
 from .architectures import ARCHITECTURES
 from .batches import LlamaBatch, engine_order
+from .cells import required
 from .memory import LlamaMemory, Placed
 from .saved_state import MAGIC, BlobError, BlobReader, BlobWriter
 from .switches import Switches
@@ -37,7 +38,7 @@ class LlamaPolicySession:
     """One opened context. See `spec.target.Session` for what the calls mean."""
 
     def __init__(self, model: Model, configuration: CacheConfiguration, switches: Switches) -> None:
-        """Raises UsageError for a model or a configuration that cannot be had."""
+        """Raises UsageError for a model or a configuration that cannot be had, EngineAbort for one that the engine dies of."""
         self._model = prepared(model)
         check_session(self._model, configuration)
         family = family_of(model)
@@ -50,6 +51,10 @@ class LlamaPolicySession:
         self._is_open = True
         self._leaps, self._strays = architecture.leaps, architecture.strays
         self._memory = LlamaMemory(self._model, configuration, architecture, switches)
+        if architecture.one_sequence and not configuration.unified:
+            n_ubatch, n_seq_max = self._memory.n_ubatch, configuration.n_seq_max
+            required(n_ubatch >= n_seq_max, "ggml_nelements(a) == ne0*ne1*ne2")
+            required(n_ubatch % n_seq_max == 0, "ggml_can_repeat(b, a)")
         self._n_seq_max = configuration.n_seq_max
         self._architecture_name = str(family.gguf_metadata(self._model.dimensions)["general.architecture"]).encode()
         self._kept_on_device: dict[int, list[bytes]] = {}

@@ -54,10 +54,12 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class RowWidths(NamedTuple):
-    """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp."""
+    """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp; and, in a layer with
+    per-layer embeddings, the part of their convolution (p)."""
 
     convolution: int
     recurrent: int
+    embedding: int = 0
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -74,7 +76,7 @@ class Family(msgspec.Struct, frozen=True):
     attention_window   newest tokens that the attention layers see, a token's own included; 0: all
     state_layers       how many layers keep what, in the kinds' own names (state_sizes.py), at any size; a group may have no layer
     doubled            the model with doubled width
-    gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int; {}: llama.cpp does not run it
+    gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool, list of int, or tuple of int (64 bits); {}: llama.cpp does not run it
     gguf_tensors       llama.cpp's tensors and the weights they are made of
     transformers_class, transformers_configuration, state_dict
                        the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays, and float64

@@ -25,6 +25,10 @@ gguf = pytest.importorskip("gguf", reason="needs the gguf package, which is not 
         Model("mamba", 1),
         Model("jamba", 1),
         Model("minimax01", 1),
+        Model("rwkv6", 1),
+        Model("rwkv7", 1),
+        Model("falcon_h1", 1),
+        Model("falcon_h1", 1, (("ssm_norm", 1),)),
     ],
 )
 def test_a_file_holds_the_familys_metadata_and_tensors(model: Model, tmp_path: Path) -> None:

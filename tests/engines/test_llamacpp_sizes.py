@@ -65,6 +65,9 @@ def computed_sizes(size: Size) -> dict[str, float]:
         Model("jamba"),
         Model("lfm2_swa", 0, (("n_swa", 192),)),
         Model("minimax01"),
+        Model("rwkv6"),
+        Model("rwkv7"),
+        Model("falcon_h1"),
     ],
     ids=lambda model: model.family,
 )
