@@ -87,7 +87,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
                 TensorFact(prefix + "attention_out_projection", (n_embd, n_embd), "normal", 4 * scale),
             ]
         else:
-            facts += mixer_tensors(dimensions, prefix, 0.5, 2.0 * min(1.5**layer, 4.0), is_normed=True)
+            facts += mixer_tensors(dimensions, prefix, 0.5, 2.5 * min(1.5**layer, 4.0), is_normed=True)
         facts += [
             TensorFact(prefix + "ffn_norm", (n_embd,), "normal", 0.1, 1.0),
             TensorFact(prefix + "ffn_gate", (n_ff, n_embd), "normal", scale),
@@ -96,7 +96,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         ]
     facts += [
         TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", scale),
+        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1.2 * scale),
     ]
     return tuple(facts)
 
