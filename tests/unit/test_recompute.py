@@ -13,7 +13,7 @@ from statedrift.oracle.forest import Forest, leaf_logs, plan
 from statedrift.oracle.mamba2 import masked_quadratic_form
 from statedrift.oracle.recompute import Recompute, Request, recompute_of
 from statedrift.spec.errors import UsageError
-from statedrift.spec.families import FAMILIES
+from statedrift.spec.families import FAMILIES, dimensions_of
 from statedrift.spec.models import Model
 from statedrift.spec.weights import weights_of
 
@@ -151,7 +151,7 @@ def test_rows_come_in_the_order_they_were_asked(model: Model) -> None:
 def test_logits_and_hidden_states_can_be_asked_together(model: Model) -> None:
     recompute, log = recompute_of(model), random_log(9)
     first, hidden, last = recompute.rows([Request(log, (0, 8)), Request(log, range(9), hidden=True), Request(log, (8,))])
-    assert (first.shape, hidden.shape, last.shape) == ((2, 64), (9, 32), (1, 64))
+    assert (first.shape, hidden.shape, last.shape) == ((2, 64), (9, dimensions_of(model)["n_embd"]), (1, 64))
     assert np.abs(first[1] - last[0]).max() <= 1e-12
     assert all(rows.dtype == np.float64 for rows in (first, hidden, last))
 
