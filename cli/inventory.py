@@ -85,11 +85,12 @@ def _family_lines(family: Family) -> list[str]:
         family.attention_layers(dimensions),
         family.attention_window(dimensions),
     )
+    embedding = f"; in one layer {widths.embedding:,} more of n-gram embeddings" if widths.embedding else ""
     rows = [
         ["  dimensions", " ".join(f"{name}={value}" for name, value in dimensions.items())],
         ["  parameters", f"{parameters:,}"],
         ["  layers", f"{len(recurrent)} recurrent, {len(attention)} attention" + (f" with a window of {window} tokens" if window else "")],
-        ["  state rows", f"convolution {widths.convolution:,}, recurrent {widths.recurrent:,} elements a layer and sequence"],
+        ["  state rows", f"convolution {widths.convolution:,}, recurrent {widths.recurrent:,} elements a layer and sequence" + embedding],
     ]
     lines = wrapped(f"{family.name}  {family.title.split(': ', 1)[-1]}", "  ")
     for line in aligned(rows, numbers_from=2):

@@ -314,7 +314,7 @@ def _part_texts(rows: Sequence[Sequence[str]]) -> list[str]:
     head = aligned([row[:3] for row in rows], numbers_from=3)
     tail = aligned([row[3:5] for row in rows], numbers_from=0)
     left = max(map(len, head))
-    result = [f"{text.ljust(left)}  {numbers} a {row[5]}" for text, numbers, row in zip(head, tail, rows, strict=True)]
+    result = [f"{text.ljust(left)} {numbers} a {row[5]}" for text, numbers, row in zip(head, tail, rows, strict=True)]
     assert max(map(len, result)) + 2 <= WIDTH
     return result
 

@@ -5,6 +5,7 @@ Rules
   Several sequences and cut-up batches are tests, not calibration: an engine that gets them wrong must not blunt its own check.
 - Rows that are not finite are a fault, not noise: they are left out here, and the campaign finds them.
 - tolerance = max(20 x floor, 1e-5). Steps as wrong as a wrong state would make them are a fault, not noise. A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
+- Rows that hang on a selection too close to be judged are counted; a model with many of them cannot be tested.
 - State rows have a floor of their own, over the same logs; where it is too high to be noise they are judged by the outputs' tolerance, and
   the campaign shows what is wrong.
 - Where the engine is its own truth, that truth is the whole log in one decode; the floor is then how far token-by-token decodings, and those cut
@@ -30,7 +31,7 @@ from ..spec.weights import weights_digest
 from ..store.campaigns import Noise
 from ..store.files import write_whole
 from .execution import Run
-from .judgement import worst_error
+from .judgement import unjudged_rows, worst_error
 from .state_judgement import worst_state_error
 from .truth import PLAIN_SETTING, EngineTruth, NoTruth, Setting
 
@@ -49,6 +50,8 @@ INSPECTED_STEPS_MAX = 16
 """Longest log whose state is looked at token by token."""
 CUT_UBATCH = 16
 """Tokens of a ubatch where a log is cut to see what cutting does to rounding."""
+UNJUDGED_MAX = 0.01
+"""Largest share of rows that may hang on a selection too close to be judged."""
 _CALIBRATION_SALT = 1 << 30
 RunAll = Callable[[Sequence[Program]], Sequence[Run]]
 
@@ -77,7 +80,13 @@ def measure_noise(model: Model, run_all: RunAll) -> Noise:
     Raises UnavailableError ("could not test") when the target refuses plain decodings, or is too noisy to be judged.
     """
     _, runs = _plain_runs(model, run_all, PLAIN_SETTING)
-    return noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
+    noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
+    unjudged, row_count = unjudged_rows(model, runs[0::2])
+    if unjudged > UNJUDGED_MAX * row_count:
+        raise UnavailableError(
+            f"could not test {model_text(model)}: {unjudged / row_count:.2%} of all rows hang on a selection too close to be judged"
+        )
+    return msgspec.structs.replace(noise, unjudged=unjudged / row_count)
 
 
 def _plain_runs(model: Model, run_all: RunAll, setting: Setting) -> tuple[list[Program], Sequence[Run]]:

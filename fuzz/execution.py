@@ -83,6 +83,8 @@ class Manner(msgspec.Struct, frozen=True):
 
 
 PLAIN = Manner()
+NOTHING_DECLARED = Capabilities("none", 0, 1, 0, False, False)
+"""Of a session that could never be opened."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -454,6 +456,10 @@ def _dead_at_opening(program: Program, target: Target, manner: Manner, error: En
         with contextlib.closing(target.open(program.model, program.cache)) as session:
             capabilities = session.capabilities
     except EngineAbort:
-        capabilities = Capabilities("none", 0, 1, 0, False, False)
-    verdict = _abort_verdict(program, -1, error)
+        capabilities = NOTHING_DECLARED
+    return dead_at_opening(_abort_verdict(program, -1, error), capabilities, manner)
+
+
+def dead_at_opening(verdict: Verdict, capabilities: Capabilities, manner: Manner) -> Run:
+    """A run that ended, so judged, before the first operation."""
     return Run((), (), {}, verdict, capabilities, (*manner.allowed[:1],) or (capabilities,), manner.follow)

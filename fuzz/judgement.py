@@ -4,6 +4,7 @@ Rules
 - The first operation that went wrong decides, be it by its answer, a position or a row.
 - An output row `y` against its recompute `r`: err = max|y - r| / (1 + rms(r)); it is right only if err <= tolerance, so NaN is wrong.
 - Logs of all runs of one model go through one recompute.
+- A row that hangs on a selection with a margin under MARGIN_MIN is not judged: rounding decides what was selected. Its error counts as 0.
 - Where a truth cannot be had (`truth.NoTruth`), a program that is not wrong before is `unknown`.
 """
 
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..oracle.recompute import Request, recompute_of
+from ..oracle.recompute import MARGIN_MIN, Request, recompute_of
+from ..spec.families import family_of
 from ..spec.models import Model
 from ..spec.verdicts import Verdict
 from .execution import Run
@@ -39,11 +41,16 @@ def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None) -> list[list[np.ndarray]]:
     """For every run and every one of its spans, the errors of its rows; no row has one where there is no truth. `truths` None: our own recompute."""
+    margins: list[np.ndarray] = []
     if truths is None:
-        requests = [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
-        flat: list[np.ndarray | NoTruth] = list(recompute_of(model).rows(requests))
+        answers = recompute_of(model).answers(_requests(runs))
+        flat: list[np.ndarray | NoTruth] = [answer.rows for answer in answers]
+        margins = [answer.margins for answer in answers]
     else:
         flat = [truth for own in truths for truth in own]
+        # whose rows they are held to does not change what hangs on rounding
+        if family_of(model).is_modelled and recompute_of(model).selects:
+            margins = [answer.margins for answer in recompute_of(model).answers(_requests(runs))]
     rows = []
     for run in runs:
         decodes = {index: np.frombuffer(data, np.float32).reshape(-1, width) for index, (data, width) in run.rows.items()}
@@ -53,8 +60,25 @@ def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None)
         [rows[number] for number in known], [truth for truth in flat if not isinstance(truth, NoTruth) and len(truth)]
     )
     found = dict(zip(known, together, strict=True))
+    for number, margin in enumerate(margins):
+        if number in found:
+            found[number][(margin < MARGIN_MIN) & np.isfinite(found[number])] = 0.0
     errors = iter([found.get(number, np.zeros(0)) for number in range(len(rows))])
     return [[next(errors) for _ in run.spans] for run in runs]
+
+
+def _requests(runs: Sequence[Run]) -> list[Request]:
+    return [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
+
+
+def unjudged_rows(model: Model, runs: Sequence[Run]) -> tuple[int, int]:
+    """How many rows of all runs are not judged because a selection was too close, and how many rows there are."""
+    recompute = recompute_of(model)
+    if not recompute.selects:
+        return 0, sum(len(span.indices) for run in runs for span in run.spans)
+    answers = recompute.answers(_requests(runs))
+    margins = np.concatenate([answer.margins for answer in answers]) if answers else np.zeros(0)
+    return int(np.count_nonzero(margins < MARGIN_MIN)), len(margins)
 
 
 def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -27,7 +27,7 @@ from ..spec.target import Capabilities, Target
 from ..spec.verdicts import Outcome, Relation, Verdict
 from ..store.campaigns import Noise
 from .engine_child import Failed
-from .execution import Manner, Run, Step
+from .execution import NOTHING_DECLARED, Manner, Run, Step, dead_at_opening
 from .judgement import row_errors
 from .sandbox import Death
 from .trial import Bench, Trial, check_judgeable, failed_verdict
@@ -363,6 +363,8 @@ def _known(bench: Bench, program: Program, manner: Manner, result: Run | Death |
             return failed_verdict(result)
         case Death(verdict=verdict):
             before = bench.run_before(program, result, manner) if verdict.is_divergence else None
+            if before is None and verdict.is_divergence and verdict.operation_index is None:
+                return dead_at_opening(verdict, NOTHING_DECLARED, manner)  # over fresh memory, too
             return before or Verdict(
                 "unknown", verdict.operation_index, reason=f"it ended in a way that did not come back: {verdict.reason}"
             )

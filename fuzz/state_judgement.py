@@ -5,6 +5,7 @@ Rules
 - Missing and additional rows and wrong shapes are wrong states, too; an empty log must show no rows.
 - Layers with an attention window may show fewer tokens than the log has: the newest, and all that the next token sees.
 - The same log with the same bytes is judged once, over all runs of a model.
+- A state that hangs on a selection with a margin under MARGIN_MIN is not judged, as in judgement.py.
 """
 
 from collections import defaultdict
@@ -13,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..oracle.recompute import Traced, recompute_of
-from ..oracle.trace import TracedPart
+from ..oracle.recompute import MARGIN_MIN, Traced, recompute_of
+from ..oracle.trace import PER_TOKEN, TracedPart
 from ..spec.families import dimensions_of, family_of
 from ..spec.models import Model
 from ..spec.verdicts import Verdict
@@ -47,7 +48,7 @@ class StateJudgement(NamedTuple):
 def judge_states(model: Model, keys: Sequence[Key], tolerance: float) -> StateJudgement:
     """Compare shown states with the recompute of their logs; keys may repeat."""
     unique = list(dict.fromkeys(keys))
-    faults: dict[Key, RowFault | None] = {key: _shown_for_nothing(key) for key in unique if not key[0]}
+    faults: dict[Key, RowFault | None] = {key: None if key[0] else _shown_for_nothing(key) for key in unique}
     by_log: dict[StateLog, list[Shown]] = defaultdict(list)
     for log, shown in unique:
         if log:
@@ -57,7 +58,8 @@ def judge_states(model: Model, keys: Sequence[Key], tolerance: float) -> StateJu
     family, dimensions = family_of(model), dimensions_of(model)
     window = family.attention_window(dimensions)
     for traced in recompute_of(model).traced(logs):
-        work = [(place, (logs[number], shown)) for place, number in enumerate(traced.logs) for shown in by_log[logs[number]]]
+        sure = [(place, number) for place, number in enumerate(traced.logs) if traced.margins[place] >= MARGIN_MIN]
+        work = [(place, (logs[number], shown)) for place, number in sure for shown in by_log[logs[number]]]
         fitting = []
         for place, key in work:
             fault = _layout_fault(traced, place, key[1], window)
@@ -94,7 +96,7 @@ def _row_fault(part: TracedPart, error: float, tolerance: float) -> RowFault:
 
 def _shape(part: TracedPart, token_count: int) -> tuple[int, ...]:
     shape = part.values.shape
-    return (2, token_count, *shape[2:]) if part.part == "attention" else shape[1:]
+    return (shape[0], token_count, *shape[2:]) if part.part in PER_TOKEN else shape[1:]
 
 
 def _layout_fault(traced: Traced, place: int, shown: Shown, window: int) -> RowFault | None:
@@ -130,9 +132,9 @@ def _errors(traced: Traced, fitting: Sequence[tuple[int, Key]]) -> np.ndarray:
     for row, number in enumerate(_order(traced)):
         part = traced.parts[number]
         given = np.frombuffer(b"".join(key[1].rows[row] for _, key in fitting), np.float32)
-        if part.part == "attention":
+        if part.part in PER_TOKEN:
             tokens = [key[1].layout[row][2][1] for _, key in fitting]
-            errors[row] = _attention_errors(traced, part, places, tokens, given)
+            errors[row] = _token_errors(traced, part, places, tokens, given)
         else:
             truth = part.values.reshape(len(part.values), -1)[places]
             errors[row] = _flat_errors(given.reshape(truth.shape), truth)
@@ -146,15 +148,15 @@ def _flat_errors(given: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return result
 
 
-def _attention_errors(traced: Traced, part: TracedPart, places: np.ndarray, tokens: Sequence[int], given: np.ndarray) -> np.ndarray:
-    """Every shown state holds the keys and then the values of its newest `tokens`."""
-    node_count = part.values.shape[1]
-    flat = part.values.reshape(2 * node_count, -1)
+def _token_errors(traced: Traced, part: TracedPart, places: np.ndarray, tokens: Sequence[int], given: np.ndarray) -> np.ndarray:
+    """Every shown state holds so many kinds of rows (keys, and values where they are kept) of its newest `tokens`."""
+    kinds, node_count = part.values.shape[:2]
+    flat = part.values.reshape(kinds * node_count, -1)
     nodes = []
     for place, count in zip(places.tolist(), tokens, strict=True):
         newest = traced.paths[place][len(traced.paths[place]) - count :]
-        nodes += [newest, newest + node_count]
-    counts = 2 * np.array(tokens)
+        nodes += [newest + kind * node_count for kind in range(kinds)]
+    counts = kinds * np.array(tokens)
     filled = np.flatnonzero(counts)
     result = np.zeros(len(places))
     if len(filled):

@@ -80,11 +80,20 @@ def _first_too_long(segment_sequence: np.ndarray, segment_start: np.ndarray, len
     return -1
 
 
-def attention_bytes(layer_count: int, key_heads: int, head_dim: int, n_seq_max: int, n_ctx: int, unified: bool) -> int:
+def attention_bytes(
+    layer_count: int,
+    key_heads: int,
+    head_dim: int,
+    n_seq_max: int,
+    n_ctx: int,
+    unified: bool,
+    keeps_values: bool = True,
+    index_width: int = 0,
+) -> int:
     """Bytes that a cache will allocate."""
     n_cells = n_seq_max * n_ctx
     lists = n_seq_max * (n_cells if unified else n_ctx)
-    return 2 * layer_count * n_cells * key_heads * head_dim * 4 + lists * 4 + n_cells * 12
+    return layer_count * n_cells * ((1 + keeps_values) * key_heads * head_dim + index_width) * 4 + lists * 4 + n_cells * 12
 
 
 @kernel
@@ -113,7 +122,9 @@ def _sight(segment_sequence: np.ndarray, segment_start: np.ndarray, length: np.n
 class AttentionCache:
     """Keys and values, and which cells hold whose.
 
-    keys, values     of the layers without and with a window: float32 [layers, cells, key heads, head_dim] each
+    keys, values     of the layers without and with a window: float32 [layers, cells, key heads, head_dim] each; values have no channels
+                     where they are parts of keys
+    index_rows       what an indexer keeps of a token, in the same cells: float32 [layers of both kinds, cells, index width]
     cell_of          int32 [sequences, most tokens of a sequence]
     length           int64 [sequences], tokens of a sequence
     reference_count  int32 [cells], sequences that list a cell (unified only)
@@ -130,6 +141,8 @@ class AttentionCache:
         n_ctx: int,
         unified: bool,
         poison: bool = False,
+        keeps_values: bool = True,
+        index_width: int = 0,
     ) -> None:
         """is_windowed: of every attention layer, in order; window: newest tokens that such a layer sees."""
         n_cells = n_seq_max * n_ctx
@@ -140,7 +153,9 @@ class AttentionCache:
         self.unified = unified
         full, windowed = ((is_windowed.count(kind), n_cells, key_heads, head_dim) for kind in (False, True))
         self.keys = (allocate(full, poison), allocate(windowed, poison))
-        self.values = (allocate(full, poison), allocate(windowed, poison))
+        value_dim = head_dim if keeps_values else 0
+        self.values = (allocate((*full[:-1], value_dim), poison), allocate((*windowed[:-1], value_dim), poison))
+        self.index_rows = allocate((len(is_windowed), n_cells, index_width), poison)
         self.length = np.zeros(n_seq_max, np.int64)
         if unified:
             self.cell_of = np.empty((n_seq_max, n_cells), np.int32)
@@ -190,7 +205,7 @@ class AttentionCache:
 
     def _copy(self, source: int, target: int, count: int) -> None:
         """Copy `count` neighbouring cells."""
-        for rows in (*self.keys, *self.values):
+        for rows in (*self.keys, *self.values, self.index_rows):
             rows[:, target : target + count] = rows[:, source : source + count]
 
     def apply(self, batch: SplitBatch) -> None:
@@ -253,17 +268,18 @@ class AttentionCache:
             else f"{token_count} tokens need more attention cells than the {room} that sequence {sequence} can have"
         )
 
-    def read(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values in the order of positions, float32 [layers, tokens, key heads, head_dim], copied."""
+    def read(self, sequence: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys and values in the order of positions, float32 [layers, tokens, key heads, head_dim], and index rows, [layers, tokens, index
+        width]; copied."""
         return self._gathered(self.cells(sequence))
 
-    def _gathered(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _gathered(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         keys = [self.keys[kind][place, cells] for kind, place in self._homes]
         values = [self.values[kind][place, cells] for kind, place in self._homes]
-        return np.stack(keys), np.stack(values)
+        return np.stack(keys), np.stack(values), self.index_rows[:, cells]
 
-    def write(self, sequence: int, keys: np.ndarray, values: np.ndarray) -> None:
-        """Replace what `sequence` holds; `refuses` must have said None. float32 [layers, tokens, key heads, head_dim]."""
+    def write(self, sequence: int, keys: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
+        """Replace what `sequence` holds by what `read` gave; `refuses` must have said None."""
         self.drop(sequence)
         length = keys.shape[1]
         if self.unified:
@@ -272,17 +288,18 @@ class AttentionCache:
             self.reference_count[cells] = 1
             self.cell_of[sequence, :length] = cells
         self.length[sequence] = length
-        self._scatter(self.cells(sequence), keys, values)
+        self._scatter(self.cells(sequence), keys, values, index)
 
-    def _scatter(self, cells: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+    def _scatter(self, cells: np.ndarray, keys: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
+        self.index_rows[:, cells] = index
         for layer, (kind, place) in enumerate(self._homes):
             self.keys[kind][place, cells] = keys[layer]
             self.values[kind][place, cells] = values[layer]
 
-    def read_all(self) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
-        """For every sequence int64 [tokens], which of the keys and values are its own; keys and values of every cell in use, once.
+    def read_all(self) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray, np.ndarray]:
+        """For every sequence int64 [tokens], which of the keys and values are its own; keys, values and index rows of every cell in use, once.
 
-        Keys and values are float32 [layers, cells, key heads, head_dim].
+        Keys and values are float32 [layers, cells, key heads, head_dim], index rows [layers, cells, index width].
         """
         listed = np.concatenate([self.cells(sequence) for sequence in range(len(self.length))])
         used, first, places = np.unique(listed, return_index=True, return_inverse=True)
@@ -298,21 +315,21 @@ class AttentionCache:
             return None if used <= room else f"{used} tokens need more than the {room} attention cells that there are"
         return None if longest <= self.n_ctx else f"a sequence of {longest} tokens would be longer than n_ctx={self.n_ctx}"
 
-    def write_all(self, cells: tuple[np.ndarray, ...], keys: np.ndarray, values: np.ndarray) -> None:
+    def write_all(self, cells: tuple[np.ndarray, ...], keys: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
         """Give every sequence, all of them being empty, its cells, as `read_all` told them; `refuses_all` must have said None."""
         if self.unified:
             self.free_count -= keys.shape[1]
             placed = self.free_cells[self.free_count : self.free_count + keys.shape[1]].copy()
-            self._scatter(placed, keys, values)
+            self._scatter(placed, keys, values, index)
         for sequence, own in enumerate(cells):
             self.length[sequence] = len(own)
             if self.unified:
                 self.cell_of[sequence, : len(own)] = placed[own]
                 _acquire(self.cells(sequence), self.reference_count)
             else:
-                self._scatter(self.cells(sequence), keys[:, own], values[:, own])
+                self._scatter(self.cells(sequence), keys[:, own], values[:, own], index[:, own])
 
     def zero(self) -> None:
         """Overwrite all memory with zero."""
-        for rows in (*self.keys, *self.values):
+        for rows in (*self.keys, *self.values, self.index_rows):
             rows.fill(0)

@@ -25,13 +25,18 @@ class Memory(NamedTuple):
 
     convolution_rows  float32 [recurrent layers, n_rows, convolution width]
     recurrent_rows    float32 [recurrent layers, n_rows, recurrent width]
-    keys, values      of the attention layers without and with a window: float32 [layers, cells, key heads, head_dim] each
+    keys, values      of the attention layers without and with a window: float32 [layers, cells, key heads, head_dim] each; values have no
+                      channels, or no layers, where the model keeps none
+    embedding_rows    float32 [layers with per-layer embeddings, n_rows, width of their convolution]
+    index_rows        float32 [attention layers, cells, index width], what an indexer keeps of a token
     """
 
     convolution_rows: np.ndarray
     recurrent_rows: np.ndarray
     keys: tuple[np.ndarray, np.ndarray]
     values: tuple[np.ndarray, np.ndarray]
+    embedding_rows: np.ndarray
+    index_rows: np.ndarray
 
 
 class PreparedModel(msgspec.Struct, frozen=True):
@@ -42,10 +47,13 @@ class PreparedModel(msgspec.Struct, frozen=True):
     weights            the family's own tuple of float32 arrays
     forward            compiled: forward(weights, memory, batch, plan, sights, ubatch, hidden, y) fills the wanted rows of one ubatch in y
     recurrent_layers, attention_layers
-    convolution_shape  (window, channels) of a convolution row
+    convolution_shape  (window, channels) of a convolution row; (0, 0) when there is none
     recurrent_shape    (heads, d_state, head_dim) of a recurrent row; (0,) when there is none
     embedding_shape    (window, channels) of a row of the convolution of per-layer embeddings; (0,) when there is none
+    embedding_layers   those of recurrent_layers that have it
+    index_width        numbers that an indexer keeps of a token, beside its key and value: its raw key, and then the token itself; 0: none
     key_heads, head_dim  of an attention cell; 0 without attention
+    keeps_values       False: a value is a part of its key, and none is kept
     rope_theta         base of the rotation of keys, 0 without
     rotated_channels   the channels of a key that are rotated, its first ones; 0 for all
     window             newest tokens that a windowed attention layer sees, its own included; 0: no layer has a window
@@ -67,6 +75,9 @@ class PreparedModel(msgspec.Struct, frozen=True):
     window: int = 0
     windowed_layers: tuple[int, ...] = ()
     embedding_shape: tuple[int, ...] = (0,)
+    keeps_values: bool = True
+    embedding_layers: tuple[int, ...] = ()
+    index_width: int = 0
 
 
 def turned_keys(keys: np.ndarray, positions: np.ndarray, model: PreparedModel) -> np.ndarray:

@@ -38,6 +38,7 @@ class SequenceState(NamedTuple):
     first, last   positions, -1 when empty
     states        the newest states, the present one first
     keys, values  float32 [attention layers, tokens, key heads, head_dim]
+    index_rows    float32 [attention layers, tokens, index width]
     """
 
     token_count: int = 0
@@ -46,15 +47,17 @@ class SequenceState(NamedTuple):
     states: States | None = None
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
+    index_rows: np.ndarray | None = None
 
 
 class SessionState(NamedTuple):
     """What all sequences hold; what several of them share is there once.
 
-    sequences     of every sequence, without keys and values; states are those of the sequence in which they are
+    sequences     of every sequence, without keys, values and index rows; states are those of the sequence in which they are
     same_as       for every sequence, the first one whose states it has (itself, mostly)
-    cells         for every sequence, int64 [tokens], the cells of its tokens, as indices into keys and values
+    cells         for every sequence, int64 [tokens], the cells of its tokens, as indices into keys, values and index rows
     keys, values  float32 [attention layers, cells, key heads, head_dim], or None
+    index_rows    float32 [attention layers, cells, index width], or None
     """
 
     sequences: tuple[SequenceState, ...]
@@ -62,6 +65,7 @@ class SessionState(NamedTuple):
     cells: tuple[np.ndarray, ...]
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
+    index_rows: np.ndarray | None = None
 
 
 @kernel
@@ -226,8 +230,8 @@ class HybridCache:
         state = self.read_recurrent(sequence, snapshots)
         if self.attention is None or not state.token_count:
             return state
-        keys, values = self.attention.read(sequence)
-        return state._replace(keys=keys, values=values)
+        keys, values, index = self.attention.read(sequence)
+        return state._replace(keys=keys, values=values, index_rows=index)
 
     def read_recurrent(self, sequence: int, snapshots: bool = False) -> SequenceState:
         """The same without the attention side."""
@@ -251,7 +255,8 @@ class HybridCache:
         if self.attention is not None:
             assert state.keys is not None
             assert state.values is not None
-            self.attention.write(sequence, state.keys, state.values)
+            assert state.index_rows is not None
+            self.attention.write(sequence, state.keys, state.values, state.index_rows)
         return None
 
     def write_recurrent(self, sequence: int, state: SequenceState) -> str | None:
@@ -315,7 +320,8 @@ class HybridCache:
         if self.attention is not None:
             assert state.keys is not None
             assert state.values is not None
-            self.attention.write_all(state.cells, state.keys, state.values)
+            assert state.index_rows is not None
+            self.attention.write_all(state.cells, state.keys, state.values, state.index_rows)
         return None
 
     def drop_all(self, sequences: Iterable[int]) -> None:

@@ -35,7 +35,7 @@ class MixerWeights(NamedTuple):
     step_bias: np.ndarray  # [layers, heads]
     a: np.ndarray  # [layers, heads], negative
     d: np.ndarray  # [layers, heads]
-    gated_norm: np.ndarray  # [layers, groups, d_inner / groups]
+    gated_norm: np.ndarray  # [layers, groups, d_inner / groups]; [layers, 0, ...] where there is none
     out_projection: np.ndarray  # [layers, d_inner, n_embd]
     groups: int
     d_state: int
@@ -63,6 +63,8 @@ def prepare_mixer(dimensions: Dimensions, weights: Weights, layers: tuple[int, .
         arrays = [weights[f"layers.{layer}.{name}"] for layer in layers]
         return np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
 
+    has_gated_norm = all(f"layers.{layer}.gated_norm" in weights for layer in layers)
+    gated_norm = stacked("gated_norm", d_inner) if has_gated_norm else np.zeros((len(layers), 0), np.float32)
     projection = stacked("in_projection", d_inner + channels + n_head, n_embd).transpose(0, 2, 1)
     return MixerWeights(
         gate_projection=aligned(projection[:, :, :d_inner]),
@@ -73,7 +75,7 @@ def prepare_mixer(dimensions: Dimensions, weights: Weights, layers: tuple[int, .
         step_bias=aligned(stacked("dt_bias", n_head)),
         a=aligned(-np.exp(stacked("a_log", n_head).astype(np.float64))),
         d=aligned(stacked("d", n_head)),
-        gated_norm=aligned(stacked("gated_norm", d_inner).reshape(len(layers), dimensions["n_group"], d_inner // dimensions["n_group"])),
+        gated_norm=aligned(gated_norm.reshape(len(layers), -1 if layers else 0, d_inner // dimensions["n_group"])),
         out_projection=aligned(stacked("out_projection", n_embd, d_inner).transpose(0, 2, 1)),
         groups=dimensions["n_group"],
         d_state=dimensions["d_state"],
@@ -183,6 +185,7 @@ def mix(
     )
     _skip(value_heads, weights.d[place], mixed_heads)
     gated_linear_unit(room.gate, room.mixed)
-    grouped = room.mixed.reshape((tokens * groups, d_inner // groups))
-    rms_norm(grouped, weights.gated_norm[place], _EPSILON, grouped)
+    if weights.gated_norm.shape[1] > 0:
+        grouped = room.mixed.reshape((tokens * groups, d_inner // groups))
+        rms_norm(grouped, weights.gated_norm[place], _EPSILON, grouped)
     linear(room.mixed, weights.out_projection[place], y)

@@ -76,8 +76,10 @@ def session_bytes(model: PreparedModel, configuration: CacheConfiguration) -> in
     total = 0
     if model.recurrent_layers:
         n_rows = configuration.n_seq_max * (1 + configuration.n_rs_seq)
-        width = sum(math.prod(shape) for shape in (model.convolution_shape, model.recurrent_shape, model.embedding_shape))
-        total += len(model.recurrent_layers) * n_rows * width * FLOAT_BYTES
+        total += (
+            len(model.recurrent_layers) * n_rows * (math.prod(model.convolution_shape) + math.prod(model.recurrent_shape)) * FLOAT_BYTES
+        )
+        total += len(model.embedding_layers) * n_rows * math.prod(model.embedding_shape) * FLOAT_BYTES
     if model.attention_layers:
         total += attention_bytes(
             len(model.attention_layers),
@@ -86,6 +88,8 @@ def session_bytes(model: PreparedModel, configuration: CacheConfiguration) -> in
             configuration.n_seq_max,
             configuration.n_ctx,
             bool(configuration.unified),
+            model.keeps_values,
+            model.index_width,
         )
     return total
 
@@ -110,19 +114,21 @@ def open_cache(
     poison = configuration.start == "poison"
     recurrent = attention = None
     empty_rows = allocate((0, 0, 0))
-    convolution_rows = recurrent_rows = empty_rows
+    convolution_rows = recurrent_rows = embedding_rows = index_rows = empty_rows
     no_cells = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
     keys = values = (no_cells, no_cells)
     if model.recurrent_layers:
         recurrent = RecurrentCache(
             cells_class(configuration.n_seq_max, configuration.n_rs_seq), len(model.recurrent_layers),
-            math.prod(model.convolution_shape), math.prod(model.recurrent_shape), math.prod(model.embedding_shape), poison,
+            math.prod(model.convolution_shape), math.prod(model.recurrent_shape), math.prod(model.embedding_shape),
+            len(model.embedding_layers), poison,
         )  # fmt: skip
-        convolution_rows, recurrent_rows = recurrent.convolution_rows, recurrent.recurrent_rows
+        convolution_rows, recurrent_rows, embedding_rows = recurrent.parts
     if model.attention_layers:
         attention = AttentionCache(
             tuple(layer in model.windowed_layers for layer in model.attention_layers), model.window, model.key_heads, model.head_dim,
-            configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison,
+            configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison, model.keeps_values, model.index_width,
         )  # fmt: skip
-        keys, values = attention.keys, attention.values
-    return HybridCache(recurrent, attention), Memory(convolution_rows, recurrent_rows, keys, values)
+        keys, values, index_rows = attention.keys, attention.values, attention.index_rows
+    memory = Memory(convolution_rows, recurrent_rows, keys, values, embedding_rows, index_rows)
+    return HybridCache(recurrent, attention), memory

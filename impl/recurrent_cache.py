@@ -2,10 +2,9 @@
 
 Rules
 - Rows are float32 [layers, n_rows, width], one array for each part: the convolution, the recurrent state, and the convolution of per-layer
-  embeddings. A part that the model does not have has width 0.
+  embeddings, which only some layers have. A part that the model does not have has width 0.
 - What a row holds is the model's affair; here rows are only zeroed, copied, read and written whole.
-- A forward zeroes the convolution's and the recurrent part's rows that a plan names, before the ubatch that reads them; the rows of
-  per-layer embeddings, which no forward here has, are zeroed with the plan.
+- A forward zeroes the rows that a plan names, before the ubatch that reads them.
 Source: llama.cpp's r, s and p tensors, n_rows = cells * (1 + n_rs_seq).
 """
 
@@ -15,12 +14,12 @@ import numpy as np
 
 from .batches import SplitBatch
 from .cells import Cells, Plan
-from .kernels.rows import copy_rows, zero_rows
+from .kernels.rows import copy_rows
 from .memory import allocate
 
 
 class States(NamedTuple):
-    """The newest states of one sequence, the present one first: float32 [states, layers, width], one array for each part."""
+    """The newest states of one sequence, the present one first: float32 [states, layers with the part, width], one array for each part."""
 
     convolution: np.ndarray
     recurrent: np.ndarray
@@ -32,16 +31,23 @@ class RecurrentCache:
 
     convolution_rows  float32 [layers, n_rows, convolution width]
     recurrent_rows    float32 [layers, n_rows, recurrent width]
-    embedding_rows    float32 [layers, n_rows, width of the convolution of per-layer embeddings]
+    embedding_rows    float32 [layers that have them, n_rows, width of the convolution of per-layer embeddings]
     """
 
     def __init__(
-        self, cells: Cells, layer_count: int, convolution_width: int, recurrent_width: int, embedding_width: int = 0, poison: bool = False
+        self,
+        cells: Cells,
+        layer_count: int,
+        convolution_width: int,
+        recurrent_width: int,
+        embedding_width: int = 0,
+        embedding_layer_count: int = 0,
+        poison: bool = False,
     ) -> None:
         self.cells = cells
-        self.convolution_rows, self.recurrent_rows, self.embedding_rows = (
-            allocate((layer_count, cells.row_count, width), poison) for width in (convolution_width, recurrent_width, embedding_width)
-        )
+        self.convolution_rows = allocate((layer_count, cells.row_count, convolution_width), poison)
+        self.recurrent_rows = allocate((layer_count, cells.row_count, recurrent_width), poison)
+        self.embedding_rows = allocate((embedding_layer_count, cells.row_count, embedding_width), poison)
 
     @property
     def parts(self) -> States:
@@ -54,8 +60,6 @@ class RecurrentCache:
         if len(copies.source_row):
             for rows in self.parts:
                 copy_rows(rows, copies.source_row, copies.target_row)
-        if self.embedding_rows.size:
-            zero_rows(self.embedding_rows, plan.zero_row)
 
     def read(self, sequence: int, state_count: int = 1) -> States:
         """The newest states of a sequence that is not empty, at most 1 + what it can go back; copied."""

@@ -3,8 +3,9 @@
 Rules
 - Of one sequence, of its recurrent half only (`partial`), or of a whole session; a reader says which it wants.
 - Tensors, where there is something to hold: `layers.<index>.convolution`, `.recurrent`, `.embedding`, float32 [states, ...], the states of
-  all sequences one after the other, the present state of each before its snapshots; `.key` and `.value`, float32 [cells, key heads,
-  head_dim]; and `cells`, int32 [tokens of all sequences], the cell of each. What sequences share is there once.
+  all sequences one after the other, the present state of each before its snapshots; `.key` and `.value` (where it is kept), float32 [cells,
+  key heads, head_dim]; `.index`, float32 [cells, index width]; and `cells`, int32 [tokens of all sequences], the cell of each. What sequences
+  share is there once.
 - What is saved is the logical state: a pending rollback is carried out in the copy. Snapshots are saved by a cache that says so.
 - The metadata says what the tensors are of: format version, fingerprints of model and cache, lengths and positions, checksum, which covers
   everything. It is one entry, a JSON object as text: safetensors writes several entries in an order of its own each time, and equal states
@@ -77,17 +78,24 @@ def _shapes(model: PreparedModel, metadata: _Metadata) -> Shapes:
     shapes: Shapes = {}
     state_count = sum(sequence.state_count for sequence in metadata.sequences)
     if state_count:
-        parts = (("convolution", model.convolution_shape), ("recurrent", model.recurrent_shape), ("embedding", model.embedding_shape))
+        parts = {"convolution": model.convolution_shape, "recurrent": model.recurrent_shape, "embedding": model.embedding_shape}
         for layer in model.recurrent_layers:
-            for name, shape in parts:
-                if math.prod(shape):
+            for name, shape in parts.items():
+                if math.prod(shape) and layer in _layers_with(model, name):
                     shapes[f"layers.{layer}.{name}"] = ("F32", (state_count, *shape))
     if metadata.cells:
         shapes["cells"] = ("I32", (sum(sequence.token_count for sequence in metadata.sequences),))
         for layer in model.attention_layers:
-            for name in ("key", "value"):
+            for name in ("key", "value")[: 1 + model.keeps_values]:
                 shapes[f"layers.{layer}.{name}"] = ("F32", (metadata.cells, model.key_heads, model.head_dim))
+            if model.index_width:
+                shapes[f"layers.{layer}.index"] = ("F32", (metadata.cells, model.index_width))
     return shapes
+
+
+def _layers_with(model: PreparedModel, part: str) -> tuple[int, ...]:
+    """The recurrent layers that have a part."""
+    return model.embedding_layers if part == "embedding" else model.recurrent_layers
 
 
 def _checksum(metadata: _Metadata, tensors: Mapping[str, np.ndarray | bytes]) -> str:
@@ -103,7 +111,7 @@ def _checksum(metadata: _Metadata, tensors: Mapping[str, np.ndarray | bytes]) ->
 def pack(model: PreparedModel, state: SequenceState, partial: bool = False) -> bytes:
     """The container of what one sequence of `model` holds; `partial`: of its recurrent half, whatever else `state` has."""
     cells = () if partial or not model.attention_layers else (np.arange(state.token_count),)
-    whole = SessionState((state,), (0,), cells, *(() if partial else (state.keys, state.values)))
+    whole = SessionState((state,), (0,), cells, *(() if partial else (state.keys, state.values, state.index_rows)))
     return _packed(model, "partial" if partial else "sequence", 0, whole)
 
 
@@ -121,15 +129,17 @@ def _packed(model: PreparedModel, kind: Kind, unified: int, state: SessionState)
     metadata = _Metadata(FORMAT, FORMAT_VERSION, kind, model.fingerprint, CACHE_FINGERPRINT, unified, sequences, cell_count, "")
     parts: dict[str, np.ndarray] = {}
     held = [own.states for own in state.sequences if own.states is not None]
-    for index, layer in enumerate(model.recurrent_layers if held else ()):
-        for name in States._fields:
+    for name in States._fields if held else ():
+        for index, layer in enumerate(_layers_with(model, name)):
             parts[f"layers.{layer}.{name}"] = np.concatenate([getattr(states, name)[:, index] for states in held])
     if cell_count:
         assert state.keys is not None
         assert state.values is not None
+        assert state.index_rows is not None
         parts["cells"] = np.concatenate(state.cells).astype(np.int32)
         for index, layer in enumerate(model.attention_layers):
             parts[f"layers.{layer}.key"], parts[f"layers.{layer}.value"] = state.keys[index], state.values[index]
+            parts[f"layers.{layer}.index"] = state.index_rows[index]
     tensors = {name: np.ascontiguousarray(parts[name]).reshape(shape) for name, (_, shape) in _shapes(model, metadata).items()}
     metadata = msgspec.structs.replace(metadata, checksum=_checksum(metadata, tensors))
     return bytes(save_tensors(tensors, {"statedrift": msgspec.json.encode(metadata).decode()}))
@@ -142,7 +152,9 @@ def unpack(model: PreparedModel, blob: bytes, partial: bool = False) -> Sequence
     """What one sequence held, or the reason why `blob` is refused. Raises nothing, whatever the bytes are."""
     kind: Kind = "partial" if partial else "sequence"
     state = _unpacked(model, blob, kind, 1, 0)
-    return state if isinstance(state, str) else state.sequences[0]._replace(keys=state.keys, values=state.values)
+    return (
+        state if isinstance(state, str) else state.sequences[0]._replace(keys=state.keys, values=state.values, index_rows=state.index_rows)
+    )
 
 
 def unpack_session(model: PreparedModel, blob: bytes, n_seq_max: int, unified: bool) -> SessionState | str:
@@ -242,12 +254,13 @@ def _state(model: PreparedModel, metadata: _Metadata, content: Mapping[str, byte
         return "the saved state is damaged: two tokens of one sequence are in one attention cell"
     if metadata.kind == "sequence" and not np.array_equal(listed, np.arange(len(listed))):
         return "the saved state is damaged: the attention cells of its one sequence are not in order"
-    shape = (len(model.attention_layers), metadata.cells, model.key_heads, model.head_dim)
-    keys, values = (
-        np.frombuffer(b"".join(content.get(f"layers.{layer}.{name}", b"") for layer in model.attention_layers), np.float32).reshape(shape)
-        for name in ("key", "value")
+    shape = (len(model.attention_layers), metadata.cells, model.key_heads)
+    keys, values, index = (
+        np.frombuffer(b"".join(content.get(f"layers.{layer}.{name}", b"") for layer in model.attention_layers), np.float32)
+        for name in ("key", "value", "index")
     )
-    return SessionState(sequences, same_as, cells, keys, values)
+    keys, values = keys.reshape(*shape, model.head_dim), values.reshape(*shape, model.head_dim * model.keeps_values)
+    return SessionState(sequences, same_as, cells, keys, values, index.reshape(*shape[:2], model.index_width))
 
 
 def _states(model: PreparedModel, metadata: _Metadata, content: Mapping[str, bytes]) -> list[States | None]:
@@ -257,8 +270,8 @@ def _states(model: PreparedModel, metadata: _Metadata, content: Mapping[str, byt
         return [None] * len(counts)
     parts = []
     for name in States._fields:
-        layers = [content.get(f"layers.{layer}.{name}", b"") for layer in model.recurrent_layers]
-        width = len(layers[0]) // (4 * sum(counts))
+        layers = [content.get(f"layers.{layer}.{name}", b"") for layer in _layers_with(model, name)]
+        width = len(layers[0]) // (4 * sum(counts)) if layers else 0
         parts.append(np.frombuffer(b"".join(layers), np.float32).reshape(len(layers), sum(counts), width).transpose(1, 0, 2))
     ends = np.cumsum(counts)
     return [

@@ -258,29 +258,30 @@ class NumbaSession:
 
     def inspect(self, sequence: int) -> Sequence[StateRow]:
         """The logical state, layer by layer: conv and embedding [channels, window] oldest first, recurrent [heads, head_dim, d_state],
-        attention [2, tokens, key heads, head_dim]: keys before rotation, then values. Empty for an empty sequence."""
+        attention [2, tokens, key heads, head_dim]: keys before rotation, then values; [1, ...] where values are parts of keys; index [1,
+        tokens, 1, index_dim]: an indexer's raw keys. Empty for an empty sequence."""
         self._check_sequence("sequence", sequence)
         state = self._cache.read(sequence)
         model = self._model
         rows = []
+        for index, layer in enumerate(model.embedding_layers if state.states is not None else ()):
+            assert state.states is not None
+            rows.append(StateRow(layer, "embedding", state.states.embedding[0, index].reshape(model.embedding_shape).T.copy()))
         for index, layer in enumerate(model.recurrent_layers if state.states is not None else ()):
             assert state.states is not None
-            convolution, recurrent, embedding = (part[0, index] for part in state.states)
-            rows.append(StateRow(layer, "conv", convolution.reshape(model.convolution_shape).T.copy()))
+            convolution, recurrent = state.states.convolution[0, index], state.states.recurrent[0, index]
+            if convolution.size:
+                rows.append(StateRow(layer, "conv", convolution.reshape(model.convolution_shape).T.copy()))
             if recurrent.size:
                 rows.append(StateRow(layer, "recurrent", recurrent.reshape(model.recurrent_shape).transpose(0, 2, 1).copy()))
-            if embedding.size:
-                rows.append(StateRow(layer, "embedding", embedding.reshape(model.embedding_shape).T.copy()))
         for index, layer in enumerate(model.attention_layers if state.keys is not None else ()):
             assert state.keys is not None
             assert state.values is not None
-            rows.append(
-                StateRow(
-                    layer,
-                    "attention",
-                    np.stack([turned_keys(state.keys[index], -np.arange(state.token_count), model), state.values[index]]),
-                )
-            )
+            kept = (turned_keys(state.keys[index], -np.arange(state.token_count), model), state.values[index])
+            rows.append(StateRow(layer, "attention", np.stack(kept[: 1 + model.keeps_values])))
+            if model.index_width:
+                assert state.index_rows is not None
+                rows.append(StateRow(layer, "index", state.index_rows[index][None, :, None, :-1].copy()))
         return sorted(rows, key=lambda row: row.layer)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Rules
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -58,27 +59,35 @@ def scatter(result: torch.Tensor, batch: PathBatch, y: torch.Tensor) -> None:
     result.index_copy_(0, batch.node, y.reshape(-1, y.shape[-1]).index_select(0, batch.place))
 
 
-def masked_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, forest: Forest, window: int = 0) -> torch.Tensor:
+def masked_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    forest: Forest,
+    window: int = 0,
+    selected: Sequence[torch.Tensor] | None = None,
+) -> torch.Tensor:
     """Softmax attention of every node over the path from its root to itself, as a masked product; scores are scaled by 1 / sqrt(size).
 
-    query       float64 [nodes, heads, size]
-    key, value  float64 [nodes, key heads, size]; a key head serves heads / key heads neighbouring heads
-    window      how many nodes at the path's end are seen, the node itself included; 0: all
-    Returns float64 [nodes, heads * size].
+    query     float64 [nodes, heads, size]
+    key       float64 [nodes, key heads, size]; a key head serves heads / key heads neighbouring heads
+    value     float64 [nodes, key heads, value size]
+    window    how many nodes at the path's end are seen, the node itself included; 0: all
+    selected  for each of the forest's batches bool [pieces, queries, keys], the keys that are seen instead; None: the window's
+    Returns float64 [nodes, heads * value size].
     """
-    n_head, n_head_kv, size = query.shape[1], key.shape[1], query.shape[2]
-    result = query.new_empty(query.shape[0], n_head * size)
-    for batch in forest.batches:
+    n_head, n_head_kv, size, value_size = query.shape[1], key.shape[1], query.shape[2], value.shape[2]
+    result = query.new_empty(query.shape[0], n_head * value_size)
+    for number, batch in enumerate(forest.batches):
         piece_count, query_count, key_count = batch.allowed.shape
+        seen = _seen(batch, forest, window) if selected is None else selected[number]
         # Heads that share a key head stand next to each other: [pieces, key heads, sharers * queries, size].
         q = gather(query, batch.query).view(piece_count, query_count, n_head_kv, -1, size).permute(0, 2, 3, 1, 4)
         k, v = gather(key, batch.key).permute(0, 2, 3, 1), gather(value, batch.key).transpose(1, 2)
         scores = (q.reshape(piece_count, n_head_kv, -1, size) @ k).div_(math.sqrt(size))
-        scores = scores.view(piece_count, n_head, query_count, key_count).masked_fill_(
-            ~_seen(batch, forest, window)[:, None], float("-inf")
-        )
+        scores = scores.view(piece_count, n_head, query_count, key_count).masked_fill_(~seen[:, None], float("-inf"))
         y = scores.softmax(-1).view(piece_count, n_head_kv, -1, key_count) @ v
-        scatter(result, batch, y.view(piece_count, n_head, query_count, size).transpose(1, 2).reshape(piece_count, query_count, -1))
+        scatter(result, batch, y.view(piece_count, n_head, query_count, value_size).transpose(1, 2).reshape(piece_count, query_count, -1))
     return result
 
 
@@ -100,3 +109,8 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Ten
     first, second = x[..., :half], x[..., half:]
     cosine, sine = angle.cos(), angle.sin()
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def partly_rotated(x: torch.Tensor, positions: torch.Tensor, theta: float, channels: int) -> torch.Tensor:
+    """`rotated` for the first `channels` of each head; the others stay as they are."""
+    return torch.cat((rotated(x[..., :channels], positions, theta), x[..., channels:]), dim=-1)

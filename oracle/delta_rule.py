@@ -4,7 +4,8 @@ Rules
 - Nodes of the same depth are one step: each takes its parent's state, whichever leaf that belongs to. A shared prefix is computed once.
 - Only the states of one depth are held.
 - One token at a time: no chunks, no triangular system, no snapshot. Key and query read a state in one product, before it is updated.
-Source: Yang, Kautz and Hatamizadeh 2024 (gated delta networks, arXiv:2412.06464), eq. 10.
+Sources: Yang, Kautz and Hatamizadeh 2024 (gated delta networks, arXiv:2412.06464), eq. 10; with a decay for every channel of a key, Kimi
+Team 2025 (arXiv:2510.26692), eq. 1.
 """
 
 import msgspec
@@ -55,11 +56,12 @@ def gated_delta_rule(
     levels: Levels,
     wanted: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """S[t] = decay[t] S[t-1] + beta[t] (v[t] - decay[t] S[t-1] k[t]) k[t]^T;  y[t] = S[t] q[t], head by head along every path.
+    """D = S[t-1] decay[t];  S[t] = D + beta[t] (v[t] - D k[t]) k[t]^T;  y[t] = S[t] q[t], head by head along every path.
 
     query, key   float64 [nodes, heads, d_state]
     value        float64 [nodes, heads, head_dim]
-    decay, beta  float64 [nodes, heads], factors
+    decay        float64 [nodes, heads], or [nodes, heads, d_state] where every channel of a key has its own: factors
+    beta         float64 [nodes, heads], factors
     wanted       int64 [some], nodes
     Returns y, float64 [nodes, heads, head_dim], and the states after the wanted nodes, [some, heads, head_dim, d_state].
     """
@@ -68,7 +70,7 @@ def gated_delta_rule(
     by_depth = levels.order
     # Heads flattened: every step is a slice, and one small product for every node and head. States stand transposed, [d_state, head_dim].
     q, k, v = (x.index_select(0, by_depth).view(node_count * n_head, 1, -1) for x in (query, key, value))
-    decay, beta = (x.index_select(0, by_depth).view(-1, 1, 1) for x in (decay, beta))
+    decay, beta = (x.index_select(0, by_depth).view(node_count * n_head, -1, 1) for x in (decay, beta))
     key_and_query, key_column, overlap = torch.cat((k, q), dim=1), k.transpose(1, 2), (k * q).sum(-1, keepdim=True)
     y = torch.empty_like(v)
     state = value.new_zeros(levels.counts[0] * n_head, d_state, head_dim)

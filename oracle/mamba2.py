@@ -3,7 +3,8 @@
 Rules
 - No scan: the output of a layer is Y = (L o C B^T)(dt x) + D x with L the exponential of summed decays, over whole paths, so that it
   shares no algorithm with the recurrences it judges.
-- The gated norm is grouped, as in the original code: one root mean square per group of d_inner / n_group channels, after the gate.
+- The gated norm is grouped, as in the original code: one root mean square per group of d_inner / n_group channels, after the gate. A
+  family's layers may have none.
 Sources: Dao and Gu 2024 (arXiv:2405.21060), structured masked attention; Transformers' Mamba2ForCausalLM for names and the order of parts.
 """
 
@@ -94,11 +95,13 @@ def mixer(
     b, c = b.reshape(-1, n_group, d_state), c.reshape(-1, n_group, d_state)
     if trace is not None:
         trace.convolution(layer, inputs, dimensions["d_conv"] - 1)
-        trace.recurrent(layer, _states_after(value, step, decay, b, trace))
+        trace.recurrent(layer, states_after(value, step, decay, b, trace))
     y = masked_quadratic_form(value, step, decay, b, c, forest).addcmul_(value, weights[prefix + "d"])
-    y = y.mul_(functional.silu(gate)).view(-1, n_group, d_inner // n_group)
-    y = root_mean_square_norm(y, weights[prefix + "gated_norm"].view(n_group, -1), NORM_EPSILON)
-    return y.view(-1, d_inner) @ weights[prefix + "out_projection"]
+    y = y.mul_(functional.silu(gate))
+    if prefix + "gated_norm" in weights:
+        grouped = y.view(-1, n_group, d_inner // n_group)
+        y = root_mean_square_norm(grouped, weights[prefix + "gated_norm"].view(n_group, -1), NORM_EPSILON).view(-1, d_inner)
+    return y @ weights[prefix + "out_projection"]
 
 
 def masked_quadratic_form(
@@ -135,7 +138,7 @@ def masked_quadratic_form(
     return result
 
 
-def _states_after(value: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, b: torch.Tensor, trace: Trace) -> torch.Tensor:
+def states_after(value: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, b: torch.Tensor, trace: Trace) -> torch.Tensor:
     """The recurrent states after the logs of a trace, each as one weighted sum over its path; float64 [logs, heads, head_dim, d_state].
 
     value, step, decay, b  as in `masked_quadratic_form`

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module, util
 from itertools import chain
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,12 +21,16 @@ from ..spec.models import Model
 from ..spec.target import StateRow
 from ..spec.weights import weights_of
 from .forest import Forest, leaf_logs, plan
-from .trace import Trace, TracedPart
+from .trace import PER_TOKEN, Trace, TracedPart
 
 NODES_MAX_ELEMENTS = 1 << 19
 """Most elements of one activation (nodes times channels); 4 MiB."""
 PAIRS_MAX_ELEMENTS = 1 << 19
 """Most elements of one query-by-key form (pairs times heads); 4 MiB."""
+
+
+MARGIN_MIN = 1e-4
+"""Smallest difference between what a layer just selects and what it just leaves out that float32 can be held to."""
 
 
 class Request(NamedTuple):
@@ -47,12 +51,25 @@ class Traced(NamedTuple):
 
     logs   which they are
     paths  for each of them int64 [tokens], its nodes from the root
-    parts  layer by layer; conv and recurrent values have a row for each of `logs`, attention values one for every node
+    parts  layer by layer; conv, recurrent and embedding values have a row for each of `logs`, attention and index values one for every node
+    margins  float64 [logs], the smallest margin of a selection that the states hang on; infinite where nothing was selected
     """
 
     logs: list[int]
     paths: list[np.ndarray]
     parts: list[TracedPart]
+    margins: np.ndarray
+
+
+class Answer(NamedTuple):
+    """The rows of one request, and how sure they are.
+
+    rows     float64 [wanted, n_vocab], or [wanted, n_embd] when hidden
+    margins  float64 [wanted], the smallest margin of a selection that the row hangs on; infinite where nothing was selected
+    """
+
+    rows: np.ndarray
+    margins: np.ndarray
 
 
 class FamilyForward(Protocol):
@@ -63,6 +80,7 @@ class FamilyForward(Protocol):
     heads          of its widest query-by-key form
     prepared       the weights as `hidden_states` uses them; `output` is [n_embd, n_vocab]
     hidden_states  of every node of a forest before the final norm, float64 [nodes, n_embd]; a trace takes down the states of its logs
+                   (a family that selects has `hidden_states_and_margins` beside it: see `SelectingForward`)
     final_norm     of some of them, float64 [nodes, n_embd]: what `outputs=embeddings` shows, and `output` is applied to
     """
 
@@ -76,6 +94,19 @@ class FamilyForward(Protocol):
     def final_norm(self, weights: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor: ...
 
 
+@runtime_checkable
+class SelectingForward(FamilyForward, Protocol):
+    """The same of a family whose layers select: it also says how close each choice was.
+
+    hidden_states_and_margins  hidden states as above; and of every node the smallest margin that its row hangs on, and the smallest that
+                               its states hang on: float64 [nodes], the difference between what is just taken and what is just left out
+    """
+
+    def hidden_states_and_margins(
+        self, dimensions: Dimensions, weights: Mapping[str, torch.Tensor], forest: Forest, trace: Trace | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+
 def forward_of(model: Model) -> FamilyForward:
     """The module of its family's forward, beside this one; imported when it is first asked for. Raises UsageError where there is none."""
     name = f"{__package__}.{family_of(model).forward_module}"
@@ -85,11 +116,15 @@ def forward_of(model: Model) -> FamilyForward:
 
 
 class Recompute:
-    """The recompute of one model. Make it with `recompute_of`, which keeps the newest few."""
+    """The recompute of one model. Make it with `recompute_of`, which keeps the newest few.
+
+    selects  whether its layers select, so that margins may be finite
+    """
 
     def __init__(self, model: Model) -> None:
         self._dimensions = dimensions_of(model)
         self._forward = forward_of(model)
+        self.selects = isinstance(self._forward, SelectingForward)
         float64 = {name: torch.from_numpy(weight.astype(np.float64)) for name, weight in weights_of(model).items()}
         self._weights = self._forward.prepared(self._dimensions, float64)
 
@@ -98,6 +133,10 @@ class Recompute:
 
         Logs may repeat, extend each other and come in any order; the more of a campaign is asked at once, the less is computed twice.
         """
+        return [answer.rows for answer in self.answers(requests)]
+
+    def answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """`rows`, with their margins."""
         if not requests:
             return []
         leaves, leaf_index = leaf_logs([request.log for request in requests])
@@ -107,31 +146,29 @@ class Recompute:
         index = np.fromiter(chain.from_iterable(request.wanted for request in requests), np.int64, row_count)
         is_hidden = np.repeat([request.hidden for request in requests], counts)
         with torch.inference_mode():
-            final = self._final_hidden(leaves, leaf, index)
+            final, margins = self._final_hidden(leaves, leaf, index)
             logits = (final[torch.from_numpy(~is_hidden)] @ self._weights["output"]).numpy()
         hidden = final.numpy()[is_hidden]
-        results, logit_start, hidden_start = [], 0, 0
-        for request, count in zip(requests, counts, strict=True):
-            if request.hidden:
-                results.append(hidden[hidden_start : hidden_start + count])
-                hidden_start += count
-            else:
-                results.append(logits[logit_start : logit_start + count])
-                logit_start += count
+        results, starts = [], {False: 0, True: 0}
+        for request, own_margins in zip(requests, np.split(margins, np.cumsum(counts)[:-1]), strict=True):
+            start = starts[request.hidden]
+            starts[request.hidden] += len(own_margins)
+            results.append(Answer((hidden if request.hidden else logits)[start : start + len(own_margins)], own_margins))
         return results
 
     def states(self, logs: Sequence[tuple[int, ...]]) -> list[list[StateRow]]:
         """For every log the logical state rows after it, layer by layer, as float32; logs as in `rows`, an empty one has no rows.
 
-        conv       [channels, taps - 1], oldest first
+        conv       [channels, taps - 1], oldest first, embedding the same; of a token shift [channels, mixers]
         recurrent  [heads, head_dim, d_state]
-        attention  [2, tokens, key heads, head_dim]: K after its norm, before the rotation by position, and V
+        attention  [2, tokens, key heads, head_dim]: K after its norm, before the rotation by position, and V; [1, ...] where V is a part of K
+        index      [1, tokens, 1, index_dim]: raw keys of an indexer
         """
         result: list[list[StateRow]] = [[] for _ in logs]
         for traced in self.traced(logs):
             for place, (log, path) in enumerate(zip(traced.logs, traced.paths, strict=True)):
                 for part in traced.parts:
-                    values = part.values[:, path] if part.part == "attention" else part.values[place]
+                    values = part.values[:, path] if part.part in PER_TOKEN else part.values[place]
                     result[log].append(StateRow(part.layer, part.part, values.astype(np.float32)))
         return result
 
@@ -155,25 +192,32 @@ class Recompute:
             here = np.flatnonzero((leaf >= first) & (leaf < first + len(forest.paths)))
             trace = Trace(forest, leaf[here] - first, length[here])
             with torch.inference_mode():
-                self._hidden_states(forest, trace)
+                margins = self._hidden_states(forest, trace)[2]
             paths = [forest.paths[own, :count] for own, count in zip(leaf[here] - first, length[here].tolist(), strict=True)]
-            yield Traced([filled[number] for number in here], paths, trace.parts)
+            yield Traced([filled[number] for number in here], paths, trace.parts, margins[trace.nodes].numpy())
             first += len(forest.paths)
 
-    def _final_hidden(self, leaves: Sequence[tuple[int, ...]], leaf: np.ndarray, index: np.ndarray) -> torch.Tensor:
-        """Hidden states after the final norm at token `index` of `leaf`; float64 [len(leaf), n_embd]."""
+    def _final_hidden(self, leaves: Sequence[tuple[int, ...]], leaf: np.ndarray, index: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+        """Hidden states after the final norm at token `index` of `leaf`, float64 [len(leaf), n_embd], and their margins, [len(leaf)]."""
         result = torch.empty((len(leaf), self._dimensions["n_embd"]), dtype=torch.float64)
+        margins = np.empty(len(leaf))
         first = 0
         for forest in self._plan(leaves):
             here = np.flatnonzero((leaf >= first) & (leaf < first + len(forest.paths)))
             if len(here):
                 nodes = torch.from_numpy(forest.paths[leaf[here] - first, index[here]])
-                result[torch.from_numpy(here)] = self._hidden_states(forest, None).index_select(0, nodes)
+                hidden, row_margins, _ = self._hidden_states(forest, None)
+                result[torch.from_numpy(here)] = hidden.index_select(0, nodes)
+                margins[here] = row_margins[nodes].numpy()
             first += len(forest.paths)
-        return self._forward.final_norm(self._weights, result)
+        return self._forward.final_norm(self._weights, result), margins
 
-    def _hidden_states(self, forest: Forest, trace: Trace | None) -> torch.Tensor:
-        return self._forward.hidden_states(self._dimensions, self._weights, forest, trace)
+    def _hidden_states(self, forest: Forest, trace: Trace | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Hidden states of every node, the margins of its row, and those of its states."""
+        if self.selects:
+            return cast(SelectingForward, self._forward).hidden_states_and_margins(self._dimensions, self._weights, forest, trace)
+        sure = torch.full((forest.node_count,), float("inf"), dtype=torch.float64)
+        return self._forward.hidden_states(self._dimensions, self._weights, forest, trace), sure, sure
 
     def _plan(self, leaves: Sequence[tuple[int, ...]]) -> list[Forest]:
         forward, dimensions = self._forward, self._dimensions

@@ -301,7 +301,13 @@ def _noise_lines(account: Account) -> list[str]:
     for family, noise in account.noise.items():
         if noise.state_floor is not None and noise.state_tolerance is not None:
             rows.append([f"{family} states", f"{noise.state_floor:.2g}", f"{noise.state_tolerance:.2g}", f"{noise.log_count:,}"])
-    return aligned(rows) if len(rows) > 1 else []
+    lines = aligned(rows) if len(rows) > 1 else []
+    for family, noise in account.noise.items():
+        if noise.unjudged:
+            lines.append(
+                f"  {family}: {noise.unjudged:.2%} of the rows measured hang on a selection too close to be judged; such rows are passed over"
+            )
+    return lines
 
 
 def _time_line(account: Account) -> str:

@@ -3,7 +3,7 @@
 Rules
 - A layer kind is data: the parts it keeps and each part's width as a formula over named dimensions. What is shown and what is computed is
   the same text.
-- A part is a row a state (r, s, p: a fixed size, whatever the length) or a row a token (k, v). A cell holds 1 + n_rs_seq states.
+- A part is a row a state (r, s, p: a fixed size, whatever the length) or a row a token (k, v, i). A cell holds 1 + n_rs_seq states.
 - Bytes are those of rows. What an engine adds (lists of cells, lengths rounded up) is not counted; docs/caches.md says where it does.
 - Nothing here knows a family: a family says which kinds its layers are (families/family.py, `state_layers`).
 Sources: llama.cpp's llama-hparams.cpp (n_embd_r, n_embd_s, ple_conv_state) and llama-kv-cache-iswa.cpp; each kind names its paper.
@@ -25,7 +25,7 @@ LAYERS_MAX = 65536
 class Part(msgspec.Struct, frozen=True):
     """One part of what a layer keeps.
 
-    name     r, s, p (a row a state) or k, v (a row a token), as llama.cpp calls them
+    name     r, s, p (a row a state) or k, v (a row a token), as llama.cpp calls them; i (a row a token) of an indexer
     title    what it holds
     formula  elements of a row: whole numbers, + - * and names of dimensions
     """
@@ -37,7 +37,7 @@ class Part(msgspec.Struct, frozen=True):
     @property
     def per(self) -> str:
         """What has a row of this part: "state" or "token"."""
-        return "token" if self.name in ("k", "v") else "state"
+        return "token" if self.name in ("k", "v", "i") else "state"
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -117,10 +117,22 @@ KINDS: dict[str, LayerKind] = {
             "Ainslie et al. 2023 (arXiv:2305.13245); llama.cpp, llama-kv-cache.cpp",
         ),
         LayerKind(
+            "latent_attention", "latent attention: keys and values of all heads are made of one row",
+            {"kv_lora_rank": 512, "qk_rope_dim": 64},
+            (Part("k", "latents", "kv_lora_rank + qk_rope_dim"),),
+            "DeepSeek-AI 2024 (arXiv:2405.04434); llama.cpp, llama-kv-cache.cpp",
+        ),
+        LayerKind(
             "window_attention", "attention that sees only the newest `window` tokens",
             {"n_head_kv": 4, "head_dim": 128, "window": 4096},
             _KEYS_AND_VALUES,
             "Beltagy, Peters and Cohan 2020 (arXiv:2004.05150); llama.cpp, llama-kv-cache-iswa.cpp",
+        ),
+        LayerKind(
+            "indexed_attention", "grouped-query attention to tokens that an indexer selects",
+            {"n_head_kv": 2, "head_dim": 256, "index_dim": 128},
+            (*_KEYS_AND_VALUES, Part("i", "index keys", "index_dim")),
+            "Transformers' Qwen4ExpForCausalLM; llama.cpp, llama-memory-hybrid-idx.cpp",
         ),
     )
 }  # fmt: skip

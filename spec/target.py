@@ -87,7 +87,7 @@ class StateRow(msgspec.Struct, frozen=True):
     """One part of one sequence's logical state in one layer, float32, for inspection."""
 
     layer: int
-    part: Literal["conv", "recurrent", "embedding", "attention"]
+    part: Literal["conv", "recurrent", "embedding", "attention", "index"]
     values: np.ndarray
 
 

@@ -17,13 +17,17 @@ FORMAT = 1
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A target's measured noise floor for a family, and the tolerance that follows from it; of its state rows, too, where they were looked at."""
+    """A target's measured noise floor for a family, and the tolerance that follows from it; of its state rows, too, where they were looked at.
+
+    unjudged  share of rows that hang on a selection too close to be judged
+    """
 
     floor: float
     tolerance: float
     log_count: int
     state_floor: float | None = None
     state_tolerance: float | None = None
+    unjudged: float = 0.0
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import GgufTensor, dimensions_of, family_of
-from ..spec.models import Model
+from ..spec.models import Model, model_text
 from ..spec.weights import weights_of
 
 
@@ -36,11 +36,14 @@ def write_gguf(model: Model, path: Path) -> None:
     """
     gguf_package()
     family, dimensions = family_of(model), dimensions_of(model)
-    if not family.has_gguf or not family.is_modelled:
-        raise UsageError(f"family {family.name} has no GGUF form of ours; llama.cpp does not run it, or says itself which tensors it has")
+    metadata = family.gguf_metadata(dimensions)
+    if not metadata:
+        raise UsageError(f"`{model_text(model)}` has no GGUF form; llama.cpp does not run it")
+    if not family.is_modelled:
+        raise UsageError(f"which tensors `{model_text(model)}` has is known to llama.cpp only; see llama_tensors.py")
     weights = weights_of(model)
     tensors = [(tensor.name, _array(weights[tensor.weight], tensor)) for tensor in family.gguf_tensors(dimensions)]
-    write_tensors(family.gguf_metadata(dimensions), tensors, path)
+    write_tensors(metadata, tensors, path)
 
 
 def write_tensors(metadata: Mapping[str, Any], tensors: Iterable[tuple[str, np.ndarray]], path: Path) -> None:
@@ -83,5 +86,7 @@ def _add(writer: Any, key: str, value: object) -> None:
             writer.add_string(key, value)
         case list():
             writer.add_array(key, value)
+        case tuple():
+            writer.add_key_value(key, value, gguf_package().GGUFValueType.ARRAY, sub_type=gguf_package().GGUFValueType.UINT64)
         case _:
             raise TypeError(f"metadata {key} of type {type(value).__name__} has no GGUF form here")

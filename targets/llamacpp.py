@@ -64,7 +64,7 @@ class LoadedModel:
         self.output_width: int = call.llama_model_n_embd_out(self.handle)
         self.has_attention_cache = not call.llama_model_is_recurrent(self.handle)
         family, dimensions = family_of(model), dimensions_of(model)
-        self.has_hidden_states = self.output_width == dimensions["n_embd"]
+        self.shows_hidden_states = self.output_width == dimensions["n_embd"]
         self.has_recurrent_layers = bool(family.recurrent_layers(dimensions))
         self.has_attention_layers = bool(family.attention_layers(dimensions))
         self.has_window = bool(family.attention_window(dimensions))
@@ -362,7 +362,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
     shift, divide  not where positions have several parts (M-RoPE), nor where the cells of windowed layers are fewer than n_ctx: the memory says so
     save_all, partial, device
                    for every memory here; a pure recurrent memory ignores `partial`, its recurrent part being all
-    embeddings     not where a hidden state is wider than the model (several streams of it, which hyper-connections keep)
+    embeddings     not where the library says that hidden states are wider than what the model computes (qwen4exp): reading them aborts
     partial_share  the call takes a range, and has no way to refuse one
     """
     n_rs_seq: int = call.llama_n_rs_seq(context)
@@ -384,7 +384,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
         save_all=True,
         partial=True,
         device=True,
-        embeddings=loaded.has_hidden_states,
+        embeddings=loaded.shows_hidden_states,
         partial_share=True,
         engine=ENGINE,
     )

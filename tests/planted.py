@@ -44,9 +44,25 @@ FAULTS = {
     ),
     "share_forgets_windowed_layers": PlantedFault(
         "attention_cache.py",
-        "        for rows in (*self.keys, *self.values):\n            rows[:, target",
+        "        for rows in (*self.keys, *self.values, self.index_rows):\n            rows[:, target",
         "        for rows in (self.keys[0], self.values[0]):\n            rows[:, target",
         "lfm2_swa",
+    ),
+    "share_forgets_what_an_indexer_keeps": PlantedFault(
+        "attention_cache.py",
+        "        for rows in (*self.keys, *self.values, self.index_rows):\n            rows[:, target",
+        "        for rows in (*self.keys, *self.values):\n            rows[:, target",
+        "qwen4exp",
+    ),
+    "restore_forgets_raw_index_keys": PlantedFault(
+        "attention_cache.py",
+        "self.index_rows[:, cells] = index",
+        "self.index_rows[:, cells, -1:] = index[:, :, -1:]",
+        "qwen4exp_blocks",
+        programs=512,
+    ),
+    "embeddings_window_not_cleared": PlantedFault(
+        "qwen4exp.py", "    zero_rows(memory.embedding_rows, plan.zero_row[first:last])\n", "", "qwen4exp"
     ),
     "delta_net_snapshot_missing": PlantedFault(
         "kernels/gated_delta_net.py", "if 0 < plane < plane_row", "if 1 < plane < plane_row", "qwen35"

@@ -20,6 +20,7 @@ _SMALLEST = np.float32(-87.0)
 _P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 _P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
+_SQRT_HALF = np.float32(0.70710678118654752)
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
 
@@ -45,9 +46,24 @@ def sigmoid(x: np.float32) -> np.float32:
 
 
 @kernel
+def hyperbolic_tangent(x: np.float32) -> np.float32:
+    """The hyperbolic tangent, float32; within 1e-7."""
+    shrunk = exponential(-(abs(x) + abs(x)))
+    size = (_ONE - shrunk) / (_ONE + shrunk)
+    return -size if x < _ZERO else size
+
+
+@kernel
 def silu(x: np.float32) -> np.float32:
     """x times its logistic function, float32."""
     return x / (_ONE + exponential(-x))
+
+
+@kernel
+def gelu(x: np.float32) -> np.float32:
+    """x times the normal distribution's function of x, in the form with erf, float32."""
+    result: np.float32 = _HALF * x * (_ONE + np.float32(math.erf(x * _SQRT_HALF)))
+    return result
 
 
 @kernel

@@ -56,10 +56,11 @@ def write_cells(x: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> None:
 def attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, cells: np.ndarray, y: np.ndarray) -> None:
     """Softmax attention of one token; scores are scaled by 1 / sqrt(head_dim).
 
-    query         float32 [heads, head_dim]
-    keys, values  float32 [n_cells, key_heads, head_dim]; heads / key_heads neighbouring heads share a key head
-    cells         int32 [seen], the cells it sees
-    y             float32 [heads, head_dim], written
+    query   float32 [heads, head_dim]
+    keys    float32 [n_cells, key_heads, head_dim]; heads / key_heads neighbouring heads share a key head
+    values  float32 [n_cells, key_heads, any]; as many of their first channels are read as y has. They may be the keys
+    cells   int32 [seen], the cells it sees
+    y       float32 [heads, value channels], written
     """
     heads, head_dim = query.shape
     sharers = heads // keys.shape[1]
@@ -78,15 +79,15 @@ def attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, cells: np.nd
             weights[i] = exponential(weights[i] - largest)
         total = np.float32(0)
         result = y[head]
-        for k in range(head_dim):
+        for k in range(result.size):
             result[k] = np.float32(0)
         for i in range(cells.size):
             weight = weights[i]
             total = total + weight
             value = values[cells[i], key_head]
-            for k in range(head_dim):
+            for k in range(result.size):
                 result[k] = result[k] + weight * value[k]
-        for k in range(head_dim):
+        for k in range(result.size):
             result[k] = result[k] / total
 
 
@@ -104,11 +105,11 @@ def remember_and_attend(
     """Write the keys and values of a ubatch into their cells, all of them, then let every token attend to the cells that it sees.
 
     query         float32 [tokens, heads, head_dim]
-    key, value    float32 [tokens, key_heads, head_dim]
-    keys, values  float32 [n_cells, key_heads, head_dim], the layer's, written
+    key, value    float32 [tokens, key_heads, head_dim]; value may be key, where values are the keys' first channels
+    keys, values  float32 [n_cells, key_heads, head_dim], the layer's, written; as in `attend`
     sight         of the whole batch
     start         place of the ubatch's first token
-    y             float32 [tokens, heads, head_dim], written
+    y             float32 [tokens, heads, value channels], written
     """
     tokens = query.shape[0]
     cells = sight.cell[start : start + tokens]

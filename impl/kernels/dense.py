@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from . import kernel
-from .arithmetic import sigmoid, silu
+from .arithmetic import gelu, sigmoid, silu
 
 _INPUTS_AT_ONCE = 8
 
@@ -95,6 +95,52 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, y: np.ndarr
 
 
 @kernel
+def to_length(x: np.ndarray, length: np.float32, epsilon: np.float32) -> None:
+    """x = length * x / sqrt(sum(x^2) + epsilon) in place, over whole rows; float32 [rows, channels]."""
+    for row in range(x.shape[0]):
+        source = x[row]
+        scale = length / np.float32(math.sqrt(sum_of_products(source, source) + epsilon))
+        for i in range(source.size):
+            source[i] = source[i] * scale
+
+
+@kernel
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, epsilon: np.float32, y: np.ndarray) -> None:
+    """y = (x - mean) / sqrt(mean((x - mean)^2) + epsilon) * weight + bias, over whole rows. y may be x.
+
+    x, y          float32 [rows, channels]; y written
+    weight, bias  float32 [groups, channels]; rows take the groups in turn
+    epsilon       float32
+    """
+    channels = x.shape[1]
+    for row in range(x.shape[0]):
+        source, result = x[row], y[row]
+        mean = _sum(source) / np.float32(channels)
+        for i in range(channels):
+            result[i] = source[i] - mean
+        squares = sum_of_products(result, result)
+        scale = np.float32(1) / np.float32(math.sqrt(squares / np.float32(channels) + epsilon))
+        factor, summand = weight[row % weight.shape[0]], bias[row % bias.shape[0]]
+        for i in range(channels):
+            result[i] = result[i] * scale * factor[i] + summand[i]
+
+
+@kernel
+def _sum(x: np.ndarray) -> np.float32:
+    """The sum of x, float32 [channels], added as in `sum_of_products`."""
+    whole = x.size // 4 * 4
+    s0 = s1 = s2 = s3 = np.float32(0)
+    for i in range(0, whole, 4):
+        s0 += x[i]
+        s1 += x[i + 1]
+        s2 += x[i + 2]
+        s3 += x[i + 3]
+    for i in range(whole, x.size):
+        s0 += x[i]
+    return (s0 + s1) + (s2 + s3)
+
+
+@kernel
 def gated_linear_unit(gate: np.ndarray, value: np.ndarray) -> None:
     """value *= silu(gate), float32 [tokens, channels] both."""
     for token in range(gate.shape[0]):
@@ -102,6 +148,15 @@ def gated_linear_unit(gate: np.ndarray, value: np.ndarray) -> None:
         result = value[token]
         for i in range(source.size):
             result[i] = result[i] * silu(source[i])
+
+
+@kernel
+def gated_gelu_unit(gate: np.ndarray, value: np.ndarray) -> None:
+    """value *= gelu(gate), float32 [tokens, channels] both."""
+    for token in range(gate.shape[0]):
+        source, result = gate[token], value[token]
+        for i in range(source.size):
+            result[i] = result[i] * gelu(source[i])
 
 
 @kernel
@@ -174,7 +229,7 @@ def embed(tokens: np.ndarray, table: np.ndarray, y: np.ndarray) -> None:
 def write_wanted_rows(
     stream: np.ndarray, output_row: np.ndarray, norm: np.ndarray, epsilon: np.float32, output: np.ndarray, hidden: bool, y: np.ndarray
 ) -> None:
-    """The end of every model: the final norm of the tokens whose row is wanted, and their logits unless `hidden`.
+    """The end of most models: the final norm of the tokens whose row is wanted, and their logits unless `hidden`.
 
     stream      float32 [tokens, n_embd]
     output_row  int64 [tokens], the row of y that a token fills, -1 for none
@@ -190,4 +245,27 @@ def write_wanted_rows(
                 rms_norm(stream[token : token + 1], norm, epsilon, y[row : row + 1])
             else:
                 rms_norm(stream[token : token + 1], norm, epsilon, normed)
+                linear(normed, output, y[row : row + 1])
+
+
+@kernel
+def write_wanted_layer_norm_rows(
+    stream: np.ndarray,
+    output_row: np.ndarray,
+    norm: np.ndarray,
+    bias: np.ndarray,
+    epsilon: np.float32,
+    output: np.ndarray,
+    hidden: bool,
+    y: np.ndarray,
+) -> None:
+    """The end of models whose final norm is a layer norm: `write_wanted_rows` with `layer_norm`; bias float32 [1, n_embd]."""
+    normed = np.empty((1, stream.shape[1]), np.float32)
+    for token in range(output_row.size):
+        row = output_row[token]
+        if row >= 0:
+            if hidden:
+                layer_norm(stream[token : token + 1], norm, bias, epsilon, y[row : row + 1])
+            else:
+                layer_norm(stream[token : token + 1], norm, bias, epsilon, normed)
                 linear(normed, output, y[row : row + 1])

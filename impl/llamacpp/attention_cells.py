@@ -33,7 +33,7 @@ class Slots(NamedTuple):
 class LlamaAttentionCells:
     """The cells of some attention layers, and their memory.
 
-    keys, values  float32 [layers, streams * size, key heads, head_dim]
+    keys, values  float32 [layers, streams * size, key heads, head_dim]; values have no layers where they are parts of keys
     position      int64 [streams, size], -1 for an empty cell
     shift         int64 [streams, size], what a key has still to be turned by
     owned         bool [streams, size, sequences]
@@ -50,7 +50,7 @@ class LlamaAttentionCells:
         self._tags = tags
         self._model = model
         self.keys = allocate((layer_count, streams * size, model.key_heads, model.head_dim))
-        self.values = allocate((layer_count, streams * size, model.key_heads, model.head_dim))
+        self.values = allocate((layer_count * model.keeps_values, streams * size, model.key_heads, model.head_dim))
         self.position = np.full((streams, size), NONE, np.int64)
         self.shift = np.zeros((streams, size), np.int64)
         self.owned = np.zeros((streams, size, n_seq_max), bool)

@@ -50,8 +50,7 @@ class LlamaMemory:
         self.n_batch = min(pool, N_BATCH_MAX) if self.is_hybrid else N_BATCH_MAX
         self.n_ubatch = min(self.n_batch, configuration.n_ubatch)
         self.n_rs_seq = configuration.n_rs_seq if architecture.keeps_snapshots else 0
-        fills_windows = architecture.fills_windows and self.n_rs_seq > 0
-        self.recurrent = LlamaRecurrentMemory(model, n_seq_max, self.n_rs_seq, fills_windows, switches)
+        self.recurrent = LlamaRecurrentMemory(model, n_seq_max, self.n_rs_seq, architecture, switches)
         self.attention: list[LlamaAttentionCells] = []
         no_cells = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
         keys, values = [no_cells, no_cells], [no_cells, no_cells]
@@ -63,9 +62,9 @@ class LlamaMemory:
             cells = LlamaAttentionCells(model, len(layers), window, n_seq_max, size, self._unified, architecture.leaps)
             self.attention.append(cells)
             keys[kind], values[kind] = cells.keys, cells.values
-        self.arrays = Memory(
-            self.recurrent.convolution_rows, self.recurrent.recurrent_rows, (keys[FULL], keys[WINDOWED]), (values[FULL], values[WINDOWED])
-        )
+        nothing = allocate((0, 0, 0))
+        rows = self.recurrent.convolution_rows, self.recurrent.recurrent_rows
+        self.arrays = Memory(*rows, (keys[FULL], keys[WINDOWED]), (values[FULL], values[WINDOWED]), nothing, nothing)
 
     def _window_size(self, window: int, n_seq_max: int, configuration: CacheConfiguration) -> int:
         """Cells of a stream of the layers with a window."""

@@ -17,6 +17,7 @@ import numpy as np
 from ..cells import Plan
 from ..forwards import PreparedModel
 from ..memory import allocate
+from .architectures import Architecture
 from .batches import Ubatch
 from .cells import NONE, LlamaCells
 from .saved_state import FLOAT32_TYPE, BlobError, BlobReader, BlobWriter, Land
@@ -30,18 +31,18 @@ class LlamaRecurrentMemory:
     recurrent_rows    float32 [layers, n_rows + cells, heads * d_state * head_dim]
     """
 
-    def __init__(self, model: PreparedModel, n_seq_max: int, n_rs_seq: int, fills_windows: bool, switches: Switches) -> None:
-        """fills_windows: the family's graph writes every plane of a convolution, those from before the batch with the state that was read."""
+    def __init__(self, model: PreparedModel, n_seq_max: int, n_rs_seq: int, architecture: Architecture, switches: Switches) -> None:
         self.cells = LlamaCells(n_seq_max, n_rs_seq, switches)
         self._planes = 1 + n_rs_seq
         self._n_rows = self._planes * n_seq_max
-        self._fills_windows = fills_windows
+        self._fills_windows = architecture.fills_windows and n_rs_seq > 0
         self._model_layer_count = model.dimensions["n_layer"]
         shapes = model.convolution_shape, model.recurrent_shape if len(model.recurrent_shape) > 1 else (0, 0)
         self.convolution_rows, self.recurrent_rows = (
             allocate((len(model.recurrent_layers), self._n_rows + n_seq_max, math.prod(shape))) for shape in shapes
         )
-        self._parts = tuple(zip((self.convolution_rows, self.recurrent_rows), shapes, strict=True))
+        is_turned = not architecture.own_windows, not architecture.own_states
+        self._parts = tuple(zip((self.convolution_rows, self.recurrent_rows), shapes, is_turned, strict=True))
 
     def clear(self, data: bool) -> None:
         """Every cell is empty; with `data` every row is zero."""
@@ -74,11 +75,12 @@ class LlamaRecurrentMemory:
         """Write the states of a sequence, or of all (-1), as the engine does."""
         rows = self.cells.write_fields(writer, sequence)
         writer.write("II", 0, self._model_layer_count)
-        for part, shape in self._parts:
+        for part, shape, is_turned in self._parts:
             for layer in range(len(part)):
                 writer.write("iQ", FLOAT32_TYPE, 4 * part.shape[2])
                 if rows:
-                    writer.write_tensor(_turned(part[layer, rows].reshape(len(rows), *shape)))
+                    values = part[layer, rows].reshape(len(rows), *shape)
+                    writer.write_tensor(_turned(values) if is_turned else values)
 
     def read(self, reader: BlobReader, sequence: int) -> None:
         """Restore the states of a sequence, or of all (-1). Raises BlobError when they cannot be, with what is left of it as the engine
@@ -100,12 +102,12 @@ class LlamaRecurrentMemory:
             is_transposed, layer_count = reader.read("II")
             if layer_count != self._model_layer_count or cell_count > self.cells.size or is_transposed:
                 return False
-            for part, shape in self._parts:
+            for part, shape, is_turned in self._parts:
                 for layer in range(len(part)):
                     if reader.read("iQ") != (FLOAT32_TYPE, 4 * part.shape[2]):
                         return False
                     if cell_count:
-                        reader.read_tensor(cell_count * part.shape[2], self._landing(part[layer], shape, head, cell_count))
+                        reader.read_tensor(cell_count * part.shape[2], self._landing(part[layer], shape, is_turned, head, cell_count))
         except BlobError:
             return False
         return True
@@ -119,8 +121,11 @@ class LlamaRecurrentMemory:
             part[:, head : head + cell_count] = 0
 
     @staticmethod
-    def _landing(rows: np.ndarray, shape: tuple[int, ...], head: int, cell_count: int) -> Land:
+    def _landing(rows: np.ndarray, shape: tuple[int, ...], is_turned: bool, head: int, cell_count: int) -> Land:
         def land(values: np.ndarray) -> None:
+            if not is_turned:
+                rows[head : head + cell_count] = values.reshape(cell_count, -1)
+                return
             rows[head : head + cell_count] = _turned(values.reshape(cell_count, *shape[:-2], *shape[:-3:-1])).reshape(cell_count, -1)
 
         return land

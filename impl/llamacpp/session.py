@@ -4,7 +4,8 @@ Rules
 - Every call does what the call of llama.h that the target `llamacpp` makes would do; what the engine refuses is refused with the same word.
 - Where the engine's process would end, `EngineAbort` is raised; the session is then of no use any more.
 - Bad arguments are UsageError, as in every session: they reach no memory.
-- `cancel` is not declared: which nodes of a graph had run when it was aborted is not the memory's affair.
+- `cancel` is not declared: which nodes of a graph had run when it was aborted is not the memory's affair. Nor are tokens of several
+  sequences where the graph strays.
 Source: llama.cpp's src/llama-context.cpp.
 """
 
@@ -24,6 +25,7 @@ from ..hybrid_cache import POSITION_MAX
 from ..model import check_session, prepared
 from .architectures import ARCHITECTURES
 from .batches import LlamaBatch, engine_order
+from .cells import required
 from .memory import LlamaMemory, Placed
 from .saved_state import MAGIC, BlobError, BlobReader, BlobWriter
 from .switches import Switches
@@ -36,24 +38,30 @@ class LlamaPolicySession:
     """One opened context. See `spec.target.Session` for what the calls mean."""
 
     def __init__(self, model: Model, configuration: CacheConfiguration, switches: Switches) -> None:
-        """Raises UsageError for a model or a configuration that cannot be had."""
+        """Raises UsageError for a model or a configuration that cannot be had, EngineAbort for one that the engine dies of."""
         self._model = prepared(model)
         check_session(self._model, configuration)
-        if not self._model.recurrent_layers or (model.family != "mamba2" and not self._model.attention_layers):
+        family = family_of(model)
+        is_hybrid = bool(family.attention_layers(family.defaults))
+        if not self._model.recurrent_layers or (is_hybrid and not self._model.attention_layers):
             raise UsageError(
                 f"the policy llamacpp runs a {model.family} only with recurrent and attention layers, as the engine does; give it both"
             )
         architecture = ARCHITECTURES[model.family]
         self._is_open = True
-        self._leaps = architecture.leaps
+        self._leaps, self._strays = architecture.leaps, architecture.strays
         self._memory = LlamaMemory(self._model, configuration, architecture, switches)
+        if architecture.one_sequence and not configuration.unified:
+            n_ubatch, n_seq_max = self._memory.n_ubatch, configuration.n_seq_max
+            required(n_ubatch >= n_seq_max, "ggml_nelements(a) == ne0*ne1*ne2")
+            required(n_ubatch % n_seq_max == 0, "ggml_can_repeat(b, a)")
         self._n_seq_max = configuration.n_seq_max
-        self._architecture_name = str(family_of(model).gguf_metadata(self._model.dimensions)["general.architecture"]).encode()
+        self._architecture_name = str(family.gguf_metadata(self._model.dimensions)["general.architecture"]).encode()
         self._kept_on_device: dict[int, list[bytes]] = {}
         self.capabilities = self._capabilities(configuration)
 
     def _capabilities(self, configuration: CacheConfiguration) -> Capabilities:
-        """As targets/llamacpp.py declares them for the engine, without `cancel`."""
+        """As targets/llamacpp.py declares them for the engine, without `cancel`, and without `coupled` where the graph strays."""
         memory, unified = self._memory, bool(configuration.unified)
         sizes = {cells.size for cells in memory.attention}
         can_shift = not self._leaps and len(sizes) <= 1
@@ -65,7 +73,7 @@ class LlamaPolicySession:
             recurrent=True,
             attention=memory.is_hybrid,
             windowed=memory.has_window,
-            coupled=memory.is_hybrid and unified,
+            coupled=memory.is_hybrid and unified and not self._strays,
             shift=can_shift,
             divide=can_shift,
             save_all=True,

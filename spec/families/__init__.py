@@ -13,14 +13,31 @@ from types import MappingProxyType
 from ..errors import UsageError
 from ..models import Model
 from .engine_only import ENGINE_ONLY
+from .falcon_h1 import FALCON_H1
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
+from .jamba import JAMBA
+from .kimi_linear import KIMI_LINEAR
 from .lfm2 import LFM2
 from .lfm2_swa import LFM2_SWA
+from .mamba import MAMBA
 from .mamba2 import MAMBA2
+from .minimax01 import MINIMAX01
 from .nemotron_h import NEMOTRON_H
+from .qwen3next import QWEN3NEXT
+from .qwen4exp import QWEN4EXP
+from .qwen4exp_blocks import QWEN4EXP_BLOCKS
 from .qwen35 import QWEN35
+from .rwkv6 import RWKV6
+from .rwkv7 import RWKV7
+from .zamba2 import ZAMBA2
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MAMBA2, LFM2, LFM2_SWA, NEMOTRON_H, QWEN35)}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        MAMBA, MAMBA2, LFM2, LFM2_SWA, JAMBA, NEMOTRON_H, FALCON_H1, ZAMBA2, QWEN3NEXT, QWEN35, QWEN4EXP, QWEN4EXP_BLOCKS, KIMI_LINEAR,
+        MINIMAX01, RWKV6, RWKV7,
+    )
+}  # fmt: skip
 
 __all__ = [
     "ENGINE_ONLY",

@@ -54,10 +54,12 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class RowWidths(NamedTuple):
-    """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp."""
+    """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp; and, in a layer with
+    per-layer embeddings, the part of their convolution (p)."""
 
     convolution: int
     recurrent: int
+    embedding: int = 0
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -74,11 +76,11 @@ class Family(msgspec.Struct, frozen=True):
     attention_window   newest tokens that the attention layers see, a token's own included; 0: all
     state_layers       how many layers keep what, in the kinds' own names (state_sizes.py), at any size; a group may have no layer
     doubled            the model with doubled width
-    gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool or list of int; {}: llama.cpp does not run it
+    gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool, list of int, or tuple of int (64 bits); {}: llama.cpp does not run it
     gguf_tensors       llama.cpp's tensors and the weights they are made of
     transformers_class, transformers_configuration, state_dict
-                       the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays); "" where
-                       Transformers has no such class
+                       the Transformers class name, its configuration's keyword arguments, and its state dict (float32 arrays, and float64
+                       buffers that follow from the dimensions); "" where Transformers has no such class
     forward            the module of its forwards, in oracle/ and in impl/: those of another family that differs in its dimensions only
     engine_tensor      of a family without forwards of ours (engine_only.py): the weight for a tensor that the engine asks for by its GGUF name and
                        its shape (numpy order), or None where the model is to do without it

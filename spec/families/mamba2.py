@@ -43,15 +43,18 @@ def _check(dimensions: Dimensions) -> None:
         raise UsageError("mamba2 needs d_inner divisible by n_embd")
 
 
-def mixer_tensors(dimensions: Dimensions, prefix: str, in_gain: float, out_gain: float, a_log_least: float) -> list[TensorFact]:
+def mixer_tensors(
+    dimensions: Dimensions, prefix: str, in_gain: float, out_gain: float, a_log_least: float, has_gated_norm: bool = True
+) -> list[TensorFact]:
     """The weights of one Mamba-2 layer, its norm included.
 
     in_gain, out_gain  root mean square of what the projections make of inputs of 1
     a_log_least        a_log is drawn from here to 0.9 above
+    has_gated_norm     False: what is gated goes into the out-projection as it is
     """
     n_embd, d_inner, n_head = dimensions["n_embd"], dimensions["d_inner"], dimensions["n_head"]
     channels = convolution_channels(dimensions)
-    return [
+    facts = [
         TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0),
         TensorFact(prefix + "in_projection", (d_inner + channels + n_head, n_embd), "normal", in_gain / math.sqrt(n_embd)),
         TensorFact(prefix + "convolution", (channels, dimensions["d_conv"]), "normal", 0.7),
@@ -59,9 +62,11 @@ def mixer_tensors(dimensions: Dimensions, prefix: str, in_gain: float, out_gain:
         TensorFact(prefix + "dt_bias", (n_head,), "uniform", 0.7, 1.0),
         TensorFact(prefix + "a_log", (n_head,), "uniform", 0.9, a_log_least),
         TensorFact(prefix + "d", (n_head,), "normal", 0.1, 0.5),
-        TensorFact(prefix + "gated_norm", (d_inner,), "normal", 0.1, 1.0),
         TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", out_gain / math.sqrt(d_inner)),
     ]
+    if has_gated_norm:
+        facts.append(TensorFact(prefix + "gated_norm", (d_inner,), "normal", 0.1, 1.0))
+    return facts
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
@@ -107,11 +112,11 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     } | mixer_gguf_metadata(dimensions, "mamba2")
 
 
-def mixer_gguf_tensors(dimensions: Dimensions, layer: int) -> list[GgufTensor]:
+def mixer_gguf_tensors(dimensions: Dimensions, layer: int, has_gated_norm: bool = True) -> list[GgufTensor]:
     """llama.cpp's tensors of one Mamba-2 layer, its norm included."""
     n_head, n_group = dimensions["n_head"], dimensions["n_group"]
     ours, theirs = f"layers.{layer}.", f"blk.{layer}."
-    return [
+    tensors = [
         GgufTensor(theirs + "attn_norm.weight", ours + "norm"),
         GgufTensor(theirs + "ssm_in.weight", ours + "in_projection"),
         GgufTensor(theirs + "ssm_conv1d.weight", ours + "convolution"),
@@ -119,9 +124,11 @@ def mixer_gguf_tensors(dimensions: Dimensions, layer: int) -> list[GgufTensor]:
         GgufTensor(theirs + "ssm_dt.bias", ours + "dt_bias"),
         GgufTensor(theirs + "ssm_a", ours + "a_log", (n_head, 1), "negative exponential"),
         GgufTensor(theirs + "ssm_d", ours + "d", (n_head, 1)),
-        GgufTensor(theirs + "ssm_norm.weight", ours + "gated_norm", (n_group, dimensions["d_inner"] // n_group)),
         GgufTensor(theirs + "ssm_out.weight", ours + "out_projection"),
     ]
+    if has_gated_norm:
+        tensors.append(GgufTensor(theirs + "ssm_norm.weight", ours + "gated_norm", (n_group, dimensions["d_inner"] // n_group)))
+    return tensors
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
@@ -154,19 +161,24 @@ def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
     }
 
 
-def mixer_state_dict(weights: Weights, source: str, target: str) -> dict[str, np.ndarray]:
-    """Transformers' weights of one Mamba-2 layer, its norm included: ours begin with `source`, theirs with `target`."""
-    return {
-        target + "norm.weight": weights[source + "norm"],
-        target + "mixer.in_proj.weight": weights[source + "in_projection"],
-        target + "mixer.conv1d.weight": weights[source + "convolution"][:, None, :],
-        target + "mixer.conv1d.bias": weights[source + "convolution_bias"],
-        target + "mixer.dt_bias": weights[source + "dt_bias"],
-        target + "mixer.A_log": weights[source + "a_log"],
-        target + "mixer.D": weights[source + "d"],
-        target + "mixer.norm.weight": weights[source + "gated_norm"],
-        target + "mixer.out_proj.weight": weights[source + "out_projection"],
+def mixer_state_dict(weights: Weights, source: str, target: str, norm: str = "norm", mixer: str = "mixer") -> dict[str, np.ndarray]:
+    """Transformers' weights of one Mamba-2 layer, its norm included: ours begin with `source`, theirs with `target`.
+
+    norm, mixer  what Transformers calls the layer's norm and its mixer
+    """
+    state = {
+        f"{target}{norm}.weight": weights[source + "norm"],
+        f"{target}{mixer}.in_proj.weight": weights[source + "in_projection"],
+        f"{target}{mixer}.conv1d.weight": weights[source + "convolution"][:, None, :],
+        f"{target}{mixer}.conv1d.bias": weights[source + "convolution_bias"],
+        f"{target}{mixer}.dt_bias": weights[source + "dt_bias"],
+        f"{target}{mixer}.A_log": weights[source + "a_log"],
+        f"{target}{mixer}.D": weights[source + "d"],
+        f"{target}{mixer}.out_proj.weight": weights[source + "out_projection"],
     }
+    if source + "gated_norm" in weights:
+        state[f"{target}{mixer}.norm.weight"] = weights[source + "gated_norm"]
+    return state
 
 
 def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarray]:

@@ -25,9 +25,11 @@ def their_model(model: Model) -> Any:
     """Transformers' module with our weights; every weight of theirs is one of ours, and the other way round."""
     family, dimensions = family_of(model), dimensions_of(model)
     made: Any = getattr(transformers, family.transformers_class)
-    module = made(made.config_class(**family.transformers_configuration(dimensions), attn_implementation="eager"))
-    state = {name: torch.from_numpy(array.copy()) for name, array in family.state_dict(dimensions, weights_of(model)).items()}
-    module.load_state_dict(state, strict=True)
+    module = made(
+        made.config_class(**family.transformers_configuration(dimensions), attn_implementation="eager", experts_implementation="eager")
+    )
+    module.given = {name: torch.from_numpy(array.copy()) for name, array in family.state_dict(dimensions, weights_of(model)).items()}
+    module.load_state_dict(module.given, strict=True)
     return module.eval()
 
 
@@ -42,16 +44,21 @@ def casts_to_float32_lifted(module: Any) -> Iterator[None]:
             keywords["dtype"] = torch.float64
         return to(tensor, *arguments, **keywords)
 
+    def type_kept(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        return kept(tensor, dtype)
+
     def softmax_kept(scores: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
         return softmax(scores, dim=dim)
 
     module.double()
+    module.load_state_dict(module.given, strict=True)  # buffers are given in float64
     if rotary := getattr(getattr(module, "model", None), "rotary_emb", None):
         base, size = rotary.config.rope_parameters["rope_theta"], 2 * len(rotary.inv_freq)
         rotary.inv_freq = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     with (
         mock.patch.object(torch.Tensor, "float", lambda tensor: tensor.double()),
         mock.patch.object(torch.Tensor, "to", kept),
+        mock.patch.object(torch.Tensor, "type", type_kept),
         mock.patch.object(torch.nn.functional, "softmax", softmax_kept),
         mock.patch.object(torch, "float", torch.float64),
     ):

@@ -15,7 +15,22 @@ gguf = pytest.importorskip("gguf", reason="needs the gguf package, which is not 
 
 
 @pytest.mark.parametrize(
-    "model", [Model("lfm2", 1), Model("mamba2", 2, (("n_layer", 2),)), Model("lfm2_swa", 1), Model("nemotron_h", 1), Model("qwen35", 1)]
+    "model",
+    [
+        Model("lfm2", 1),
+        Model("mamba2", 2, (("n_layer", 2),)),
+        Model("lfm2_swa", 1),
+        Model("nemotron_h", 1),
+        Model("qwen35", 1),
+        Model("mamba", 1),
+        Model("jamba", 1),
+        Model("minimax01", 1),
+        Model("rwkv6", 1),
+        Model("rwkv7", 1),
+        Model("falcon_h1", 1),
+        Model("falcon_h1", 1, (("ssm_norm", 1),)),
+        Model("qwen4exp", 1),
+    ],
 )
 def test_a_file_holds_the_familys_metadata_and_tensors(model: Model, tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "model.gguf")
@@ -25,7 +40,9 @@ def test_a_file_holds_the_familys_metadata_and_tensors(model: Model, tmp_path: P
     expected = {**family.gguf_metadata(dimensions), "tokenizer.ggml.model": "none"}
     assert written.keys() == expected.keys()
     for key, value in expected.items():
-        assert written[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+        assert written[key] == (
+            pytest.approx(value, rel=1e-6) if isinstance(value, float) else list(value) if isinstance(value, tuple) else value
+        ), key
     facts = {tensor.name: tensor for tensor in family.gguf_tensors(dimensions)}
     assert {tensor.name for tensor in reader.tensors} == facts.keys()
     for tensor in reader.tensors:
@@ -58,3 +75,9 @@ def test_a_missing_package_is_said_with_the_way_to_get_it(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UnavailableError, match=r"pip install 'statedrift\[llamacpp\]'"):
         write_gguf(Model("lfm2"), tmp_path / "model.gguf")
+
+
+def test_a_model_that_the_engine_runs_otherwise_has_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="compress_ratio=4"):
+        write_gguf(Model("qwen4exp", 0, (("compress_ratio", 4),)), tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())

@@ -18,10 +18,11 @@ from statedrift.spec.programs import parse_program, program_text
 from statedrift.spec.target import Batch, Session
 from statedrift.store.campaigns import Noise
 from statedrift.targets.llama_probe import probed_switches
+from statedrift.targets.numba_llamacpp import TARGET as POLICY
 from statedrift.targets.registry import load_target
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
+FAMILIES = POLICY.families
 TOLERANCE = 3e-4
 PROGRAMS = 96
 
@@ -55,6 +56,7 @@ def test_random_programs_end_the_same_in_the_policy_and_in_the_engine(pair, fami
         "model lfm2; decode 0:5; share 0 1; rollback 0 2; save_all a",  # different rollback indices in one cell
         "model lfm2; decode 0:9; share 0 1 2 5",  # a part across streams
         "model lfm2_swa; decode 0:2; shift 0 3; decode 0:1",  # a shift with no layer to turn
+        "model kimi_linear; cache n_seq_max=3; decode 0:1",  # three streams and a graph of 64 tokens of one sequence
     ],
 )
 def test_where_the_engine_aborts_the_policy_ends_in_the_same_crash(pair, text):

@@ -28,7 +28,7 @@ from statedrift.targets import llamacpp
 from statedrift.targets.llamacpp import TARGET
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
+FAMILIES = TARGET.families
 TOLERANCE = 1e-4
 FULL = tuple(int(token) for token in implicit_tokens(0, 0, 40, 0, 64))
 Item = tuple[int | tuple[int, ...], Sequence[int], int]  # sequences, tokens, first position
@@ -118,7 +118,7 @@ def test_logits_and_hidden_states_take_turns() -> None:
     assert error(logits, recompute("lfm2", FULL[:5])[3:]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "qwen4exp"])
 def test_a_draft_rolled_back_is_forgotten(family: str) -> None:
     with opened(family) as session:
         rows_of(session, (0, FULL[:10], 0))
@@ -170,7 +170,9 @@ def test_keep_empties_every_other_sequence(family: str, unified: int) -> None:
     assert error(rows[2:], recompute(family, FULL[7:9])) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["mamba2", "lfm2", "nemotron_h"])  # lfm2_swa: tests/cases/shift-with-a-window.drift
+@pytest.mark.parametrize(
+    "family", ["mamba2", "lfm2", "nemotron_h", "mamba", "jamba", "falcon_h1"]
+)  # lfm2_swa: tests/cases/shift-with-a-window.drift
 def test_a_shift_moves_positions_and_no_output(family: str) -> None:
     with opened(family) as session:
         rows_of(session, (0, FULL[:6], 0))
@@ -315,11 +317,17 @@ def test_tokens_fit_the_capacity_that_is_reported(keys: dict[str, Any], n_ctx: i
         ("lfm2_swa", {"n_ctx": 512, "swa_full": 1}, {"n_ctx": 512, "shift": True, "divide": True}),
         ("lfm2_swa", {"unified": 1}, {"shift": False, "coupled": True, "n_ctx": 256}),
         ("nemotron_h", {}, {"guarantee": "draft", "n_rs_seq": 3, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
+        ("falcon_h1", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
         (
             "qwen35",
             {},
             {"guarantee": "draft", "n_rs_seq": 3, "recurrent": True, "attention": True, "n_ctx": 256, "shift": False, "divide": False},
         ),
+        ("mamba", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": False, "n_ctx": 0, "n_batch": 4096}),
+        ("jamba", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
+        ("qwen3next", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
+        ("kimi_linear", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": True, "n_ctx": 256, "shift": True}),
+        ("qwen4exp", {}, {"guarantee": "draft", "n_rs_seq": 3, "n_ctx": 256, "shift": False, "embeddings": False}),
         ("mamba2", {}, {"guarantee": "none", "n_rs_seq": 0, "recurrent": True, "attention": False, "n_ctx": 0, "n_batch": 4096}),
     ],
 )

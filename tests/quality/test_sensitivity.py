@@ -3,7 +3,8 @@
 Rules
 - A fuzzer that judges outputs is blind where a state does not show. Here every layer's every state part is made wrong in turn (zeroed,
   another sequence's, one token late) and the next output must move by 0.015 at least: 100 times a tolerance of 20 times a noise
-  floor of 7e-6, which is more than was measured of any engine.
+  floor of 7e-6; what was measured of targets stands in docs/families.md.
+- Wrong keys of an indexer may select the same tokens: at least half of the sequences must move.
 - The states are those of our own caches, read, spoiled, and written back; that they are the right ones is tested elsewhere.
 Source: docs/contract.md, Tolerance.
 """
@@ -36,8 +37,13 @@ def errors(rows: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def random_tokens(model: Model, length: int) -> np.ndarray:
-    """int64 [length, sequences]."""
-    return np.random.default_rng((model.seed, length)).integers(0, dimensions_of(model)["n_vocab"], (length, SEQUENCES))
+    """int64 [length, sequences]. No token follows itself: a first layer's attention cell that is one token late would be the right one but
+    for its place."""
+    n_vocab = dimensions_of(model)["n_vocab"]
+    tokens = np.random.default_rng((model.seed, length)).integers(0, n_vocab, (length, SEQUENCES))
+    for before, own in itertools.pairwise(tokens):
+        own[own == before] = (own[own == before] + 1) % n_vocab
+    return tokens
 
 
 def opened(model: Model) -> NumbaSession:
@@ -70,11 +76,12 @@ def written(model: Model, states: States) -> NumbaSession:
     return session
 
 
-def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool, ...]) -> Iterator[tuple[str, States]]:
+def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool, ...], budget: int) -> Iterator[tuple[str, States]]:
     """Every part of every layer in turn, made wrong; `late` is the states one token before. Attention: one recent cell, and all cells.
 
     window    tokens that a windowed attention layer sees, the one to come included; 0: all
     windowed  for each attention layer whether it has the window
+    budget    tokens that an attention layer selects: one that is left out cannot show, and where all are taken no indexer does. 0: all
     """
     others = [*states[1:], states[0]]
     if states[0].states is not None:
@@ -93,7 +100,8 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
         length = states[0].keys.shape[1]
         for layer in range(len(states[0].keys)):
             seen = min(8, length - 1, (window or length) - 1 if windowed[layer] else length)
-            for how in ("zeroed", "another sequence's", "one token late", "all one token late"):
+            of_one_cell = ("zeroed", "one token late") if not budget or length < budget else ()
+            for how in (*of_one_cell, "another sequence's", "all one token late"):
                 spoiled = []
                 for sequence, own in enumerate(states):
                     assert own.keys is not None
@@ -112,32 +120,57 @@ def spoiled_rows(states: States, late: States, window: int, windowed: tuple[bool
                             cells[layer, 1:] = cells[layer, :-1].copy()
                     spoiled.append(own._replace(keys=keys, values=values))
                 yield f"attention layer {layer} {how}", spoiled
+    if states[0].index_rows is not None and budget and states[0].index_rows.shape[1] > budget + 8:
+        for layer in range(len(states[0].index_rows)):
+            for how in ("another sequence's", "all one token late"):
+                spoiled = []
+                for sequence, own in enumerate(states):
+                    assert own.index_rows is not None
+                    other = others[sequence].index_rows
+                    assert other is not None
+                    index = own.index_rows.copy()
+                    if how == "another sequence's":
+                        index[layer, :, :-1] = other[layer, :, :-1]
+                    else:
+                        index[layer, 1:, :-1] = own.index_rows[layer, :-1, :-1]
+                    spoiled.append(own._replace(index_rows=index))
+                yield f"index of attention layer {layer} {how}", spoiled
+    if states[0].index_rows is not None and states[0].index_rows.size:
+        spoiled = []
+        for own in states:
+            assert own.index_rows is not None
+            index = own.index_rows.copy()
+            index[:, -1, -1] = (index[:, -1, -1] + 1) % 64
+            spoiled.append(own._replace(index_rows=index))
+        yield "the newest token, another", spoiled
 
 
 CASES = list(itertools.product(FAMILIES, SEEDS))
 
 
-@pytest.mark.parametrize(("family", "seed"), CASES)
-def test_any_wrong_state_row_moves_the_next_output(family: str, seed: int) -> None:
-    model = Model(family, seed)
+def effects(model: Model, length: int) -> Iterator[tuple[str, float]]:
+    """Every wrong state row after `length` tokens, and by how much it moves the next output of the sequence that shows it least."""
     facts, dimensions = family_of(model), dimensions_of(model)
     window = facts.attention_window(dimensions)
     windowed = (bool(window),) * len(facts.attention_layers(dimensions))
-    hidden = []
-    for length in LENGTHS:
-        tokens = random_tokens(model, length + 1)
-        session = opened(model)
-        decoded(session, tokens[: length - 1], 0)
-        late = read(session)
-        decoded(session, tokens[length - 1 : length], length - 1)
-        states = read(session)
-        right = decoded(session, tokens[length:], length)
-        assert errors(decoded(written(model, states), tokens[length:], length), right).max() == 0
-        for what, spoiled in spoiled_rows(states, late, window, windowed):
-            moved = errors(decoded(written(model, spoiled), tokens[length:], length), right).min()
-            if not moved >= EFFECT_MIN:
-                hidden.append((what, length, float(moved)))
-    assert hidden == []
+    tokens = random_tokens(model, length + 1)
+    session = opened(model)
+    decoded(session, tokens[: length - 1], 0)
+    late = read(session)
+    decoded(session, tokens[length - 1 : length], length - 1)
+    states = read(session)
+    right = decoded(session, tokens[length:], length)
+    assert errors(decoded(written(model, states), tokens[length:], length), right).max() == 0
+    for what, spoiled in spoiled_rows(states, late, window, windowed, dimensions.get("top_k", 0)):
+        moved = errors(decoded(written(model, spoiled), tokens[length:], length), right)
+        # A selection may happen to be the same: of an indexer's rows most sequences must show it.
+        yield what, float(np.median(moved) if what.startswith("index") else moved.min())
+
+
+@pytest.mark.parametrize(("family", "seed"), CASES)
+def test_any_wrong_state_row_moves_the_next_output(family: str, seed: int) -> None:
+    moved = [(what, length, effect) for length in LENGTHS for what, effect in effects(Model(family, seed), length)]
+    assert [one for one in moved if not one[-1] >= EFFECT_MIN] == []
 
 
 @functools.cache
@@ -145,24 +178,32 @@ def recompute(model: Model) -> Recompute:
     return Recompute(model)
 
 
-@pytest.mark.parametrize(("family", "seed"), CASES)
-def test_a_token_ten_back_is_remembered(family: str, seed: int) -> None:
-    model = Model(family, seed)
-    generator = np.random.default_rng(seed)
+def effect_of_a_token_ten_back(model: Model) -> float:
+    """By how much another token ten back moves an output, of the sequence that shows it least."""
+    generator, n_vocab, effects = np.random.default_rng(model.seed), dimensions_of(model)["n_vocab"], []
     for length in (11, 20, 60):
         tokens = random_tokens(model, length).T
         changed = tokens.copy()
-        n_vocab = dimensions_of(model)["n_vocab"]
         changed[:, -11] = (tokens[:, -11] + generator.integers(1, n_vocab, SEQUENCES)) % n_vocab
         rows = recompute(model).rows([Request(tuple(log.tolist()), (length - 1,)) for log in (*tokens, *changed)])
         right, moved = np.concatenate(rows[:SEQUENCES]), np.concatenate(rows[SEQUENCES:])
-        assert errors(moved, right).min() >= 1e-2
+        effects.append(float(errors(moved, right).min()))
+    return min(effects)
+
+
+@pytest.mark.parametrize(("family", "seed"), CASES)
+def test_a_token_ten_back_is_remembered(family: str, seed: int) -> None:
+    assert effect_of_a_token_ten_back(Model(family, seed)) >= 1e-2
+
+
+def logits_of_a_long_log(model: Model) -> np.ndarray:
+    """float64 [300, n_vocab]."""
+    log = tuple(random_tokens(model, 300)[:, 0].tolist())
+    return recompute(model).rows([Request(log, range(300))])[0]
 
 
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_outputs_stay_small_over_a_long_log(family: str, seed: int) -> None:
-    model = Model(family, seed)
-    log = tuple(random_tokens(model, 300)[:, 0].tolist())
-    logits = recompute(model).rows([Request(log, range(300))])[0]
+    logits = logits_of_a_long_log(Model(family, seed))
     assert np.abs(logits).max() <= 6
     assert np.sqrt(np.square(logits).mean(-1)).min() >= 0.5

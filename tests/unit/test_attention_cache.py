@@ -7,7 +7,7 @@ from statedrift.impl.batches import split
 
 
 def cache_of(unified, n_seq_max=3, n_ctx=8):
-    return AttentionCache((False, True), 0, 1, 2, n_seq_max, n_ctx, unified, poison=True)
+    return AttentionCache((False, True), 0, 1, 2, n_seq_max, n_ctx, unified, poison=True, index_width=3)
 
 
 def batch_of(cache, counts):
@@ -27,12 +27,14 @@ def append(cache, counts):
                 cell = cache.cell_of[sequence, position]
                 for keys, values in zip(cache.keys, cache.values, strict=True):
                     keys[:, cell], values[:, cell] = 100 * sequence + position, -100 * sequence - position
+                cache.index_rows[:, cell] = 100 * sequence + position
     return reason
 
 
 def held(cache, sequence):
-    keys, values = cache.read(sequence)
+    keys, values, index = cache.read(sequence)
     assert np.array_equal(keys, -values)
+    assert np.array_equal(keys[:, :, 0, :1], index[:, :, :1])
     return keys[0, :, 0, 0].tolist()
 
 
@@ -105,8 +107,7 @@ def test_what_is_written_is_read_back_and_replaces_what_was_there(unified):
     cache = cache_of(unified)
     append(cache, {0: 5, 1: 3})
     cache.share(0, 2)
-    keys, values = cache.read(1)
-    cache.write(0, keys, values)
+    cache.write(0, *cache.read(1))
     assert held(cache, 0) == [100, 101, 102]
     assert held(cache, 2) == [0, 1, 2, 3, 4]
 
@@ -131,7 +132,7 @@ def test_all_sequences_are_read_once_where_they_share_and_written_back(unified):
     append(cache, {0: 4, 2: 3})
     cache.share(0, 1)
     append(cache, {1: 2})
-    cells, keys, values = cache.read_all()
+    cells, keys, values, index = cache.read_all()
     assert [own.tolist() for own in cells] == (
         [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [6, 7, 8]] if unified else [[*range(4)], [*range(4, 10)], [*range(10, 13)]]
     )
@@ -140,7 +141,7 @@ def test_all_sequences_are_read_once_where_they_share_and_written_back(unified):
     append(other, {1: 1})
     other.drop(1)
     assert other.refuses_all(cells) is None
-    other.write_all(cells, keys, values)
+    other.write_all(cells, keys, values, index)
     assert [held(other, sequence) for sequence in range(3)] == [[0, 1, 2, 3], [0, 1, 2, 3, 104, 105], [200, 201, 202]]
     if unified:
         assert other.free_count == 24 - 9
@@ -166,6 +167,8 @@ def test_several_sequences_need_room_for_each_token_once_in_a_pool_and_each_on_i
 def test_the_announced_bytes_are_those_of_the_arrays():
     for unified in (False, True):
         cache = cache_of(unified)
-        arrays = [*cache.keys, *cache.values, cache.cell_of] + ([cache.reference_count, cache.free_cells] if unified else [])
+        arrays = [*cache.keys, *cache.values, cache.index_rows, cache.cell_of] + (
+            [cache.reference_count, cache.free_cells] if unified else []
+        )
         total = sum(array.nbytes for array in arrays)
-        assert total <= attention_bytes(2, 1, 2, 3, 8, unified) <= total + 12 * 24
+        assert total <= attention_bytes(2, 1, 2, 3, 8, unified, index_width=3) <= total + 12 * 24

@@ -30,6 +30,7 @@ from statedrift.fuzz.trial import Bench, Trial  # noqa: E402
 from statedrift.oracle.ledger import EMPTY, Log  # noqa: E402
 from statedrift.oracle.recompute import Recompute, recompute_of, use_one_thread  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
+from statedrift.spec.families import FAMILIES  # noqa: E402
 from statedrift.spec.models import Model  # noqa: E402
 from statedrift.spec.operations import Drop, Restore, Share  # noqa: E402
 from statedrift.spec.programs import Program, parse_program, program_text  # noqa: E402
@@ -44,7 +45,6 @@ from tests.scripted_target import ATTENTION_ONLY, ScriptedSession, ScriptedTarge
 INSPECT = Manner(inspect=True)
 TOLERANCE = 1e-3
 MODEL = Model("lfm2")
-FAMILIES = ("mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35")
 
 
 @pytest.fixture(autouse=True)
@@ -247,7 +247,24 @@ def test_small_bounds_change_no_state(family: str, monkeypatch: pytest.MonkeyPat
             assert np.abs(row.values - own.values).max() <= 1e-6
 
 
-@pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "qwen35"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "mamba2",
+        "nemotron_h",
+        "qwen35",
+        "mamba",
+        "jamba",
+        "minimax01",
+        "qwen3next",
+        "kimi_linear",
+        "rwkv6",
+        "rwkv7",
+        "falcon_h1",
+        "zamba2",
+        "qwen4exp",
+    ],
+)
 def test_a_state_is_what_the_next_token_reads(family: str) -> None:
     """Two logs with equal states after them would have equal outputs; other states, other outputs: the state holds the whole past."""
     recompute = recompute_of(Model(family))

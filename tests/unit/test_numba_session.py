@@ -5,15 +5,13 @@ import subprocess
 import sys
 from collections import Counter
 
-import msgspec
 import numpy as np
 import pytest
 from statedrift.impl.hybrid_cache import POSITION_MAX
-from statedrift.impl.model import prepared
 from statedrift.oracle.recompute import Request, recompute_of
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.errors import UsageError
-from statedrift.spec.families import doubled
+from statedrift.spec.families import dimensions_of, doubled, family_of
 from statedrift.spec.models import Model
 from statedrift.spec.target import Batch, Session, Target
 from statedrift.targets.numba import RING, RING_WITHOUT_SNAPSHOTS, TARGET
@@ -37,10 +35,47 @@ MODELS = {
     ),
     "qwen35-attention": Model("qwen35", dimensions=(("attention_period", 1), ("n_layer", 2))),
     "qwen35-recurrent": Model("qwen35", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "minimax01": Model("minimax01", dimensions=(("attention_period", 2), ("n_layer", 2))),
+    "minimax01-heads": Model(
+        "minimax01", 5, (("attention_period", 3), ("head_dim", 6), ("n_expert", 2), ("n_head", 4), ("n_layer", 3), ("n_rot", 4))
+    ),
+    "minimax01-recurrent": Model("minimax01", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "qwen3next": Model("qwen3next", dimensions=(("n_layer", 3),)),
+    "qwen3next-heads": Model(
+        "qwen3next", 5, (("attention_period", 2), ("d_state", 6), ("head_dim", 10), ("n_expert", 2), ("n_layer", 2), ("n_rot", 4))
+    ),
+    "kimi_linear": Model("kimi_linear", dimensions=(("n_layer", 3),)),
+    "kimi_linear-heads": Model(
+        "kimi_linear",
+        5,
+        (("attention_period", 2), ("d_conv", 3), ("head_dim", 10), ("kv_lora_rank", 6), ("n_head", 3), ("n_layer", 2), ("qk_rope_dim", 3)),
+    ),
+    "rwkv6": Model("rwkv6", dimensions=(("n_layer", 2),)),
+    "rwkv6-heads": Model("rwkv6", 5, (("n_embd", 36), ("n_layer", 1), ("wkv_head_size", 12))),
+    "rwkv7": Model("rwkv7", dimensions=(("n_layer", 2),)),
+    "rwkv7-heads": Model("rwkv7", 5, (("n_embd", 36), ("n_layer", 2), ("wkv_head_size", 12))),
+    "qwen4exp": Model("qwen4exp", dimensions=(("top_k", 8),)),
+    "qwen4exp-blocks": Model(
+        "qwen4exp", 5, (("attention_period", 2), ("compress_ratio", 4), ("n_layer", 4), ("ngram_size", 2), ("top_k", 12))
+    ),
     "nemotron_h-attention": Model("nemotron_h", dimensions=(("attention_period", 1), ("n_layer", 2))),
+    "mamba": Model("mamba", dimensions=(("n_layer", 2),)),
+    "mamba-narrow": Model("mamba", 3, (("d_conv", 2), ("d_state", 5), ("dt_rank", 1), ("n_embd", 20), ("n_layer", 1))),
+    "jamba": Model("jamba", dimensions=(("n_layer", 3),)),
+    "jamba-heads": Model("jamba", 5, (("attention_period", 2), ("d_state", 3), ("n_head", 4), ("n_head_kv", 2), ("n_layer", 2))),
+    "jamba-attention": Model("jamba", dimensions=(("attention_period", 1), ("n_layer", 2))),
+    "jamba-recurrent": Model("jamba", dimensions=(("attention_period", 9), ("n_layer", 2))),
+    "falcon_h1": Model("falcon_h1", dimensions=(("n_layer", 2),)),
+    "falcon_h1-groups": Model("falcon_h1", 5, (("n_group", 2), ("n_head", 6), ("n_head_kv", 2), ("n_layer", 1), ("ssm_norm", 1))),
+    "zamba2": Model("zamba2", dimensions=(("n_layer", 3),)),
+    "zamba2-blocks": Model("zamba2", 5, (("attention_period", 1), ("n_block", 2), ("n_group", 2), ("n_head", 2), ("n_layer", 3))),
+    "zamba2-recurrent": Model("zamba2", dimensions=(("attention_period", 9), ("n_layer", 2))),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+FAMILIES = pytest.mark.parametrize("name", [name for name in MODELS if "-" not in name])
+HYBRIDS = pytest.mark.parametrize(
+    "name", [name for name, model in MODELS.items() if "-" not in name and family_of(model).attention_layers(dimensions_of(model))]
+)
 
 
 TARGETS = pytest.mark.parametrize("target", [TARGET, RING], ids=["strict", "ring"])
@@ -438,7 +473,8 @@ def test_inspected_rows_are_the_oracles_also_while_a_rollback_is_pending(name):
     decode(session, (2, log[:9]))
     decode(session, (2, log[9:13]))
     assert session.remove(2, 11, -1).word == "accepted"
-    mine, truth = session.inspect(2), recompute_of(MODELS[name]).state_rows(tuple(log[:11]))
+    both = session.inspect(2), recompute_of(MODELS[name]).state_rows(tuple(log[:11]))
+    mine, truth = (sorted(rows, key=lambda row: (row.layer, row.part)) for rows in both)
     assert [(row.layer, row.part, row.values.shape) for row in mine] == [(row.layer, row.part, row.values.shape) for row in truth]
     for row, right in zip(mine, truth, strict=True):
         assert np.max(np.abs(row.values - right.values)) <= TOLERANCE * (1 + np.max(np.abs(right.values)))
@@ -583,7 +619,7 @@ def test_a_sequence_beside_coupled_ones_keeps_the_snapshots_of_all_its_tokens(na
     assert session.positions()[:3] == [(0, 1), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@HYBRIDS
 @TARGETS
 def test_a_coupled_batch_counts_a_shared_token_once_and_a_full_pool_changes_nothing(name, target):
     session = opened(name, target, n_seq_max=2, n_ctx=5, unified=1)
@@ -672,7 +708,7 @@ def test_saves_carry_positions(name, target, whole):
     assert np.array_equal(decode(other, (0, [7])), decode(session, (0, [7])))
 
 
-@pytest.mark.parametrize("name", ["mamba2", "lfm2-recurrent", "qwen35-recurrent"])
+@pytest.mark.parametrize("name", ["mamba2", "lfm2-recurrent", "qwen35-recurrent", "mamba", "jamba-recurrent", "minimax01-recurrent"])
 @TARGETS
 def test_divided_positions_go_on_from_where_they_are_and_only_all_of_them_can_be_forgotten(name, target):
     log, session, fresh = tokens_of(14, 9), opened(name, target), opened(name, target)
@@ -708,7 +744,7 @@ def test_a_full_pool_of_shared_cells_is_saved_once_and_shared_again_when_restore
     assert np.array_equal(decode(again, (0, [1]), (2, [2])), decode(session, (0, [1]), (2, [2])))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35"])
+@HYBRIDS
 @TARGETS
 def test_a_whole_session_that_does_not_fit_is_refused_and_changes_nothing(name, target):
     for unified in (0, 1):
@@ -738,7 +774,7 @@ def test_a_checkpoint_takes_a_sequence_back_to_its_end(name, target):
     assert np.array_equal(decode(session, (1, [7])), right)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_swa", "nemotron_h", "qwen35", "lfm2-attention"])
+@HYBRIDS
 def test_a_checkpoint_does_not_grow_with_the_log_of_a_model_with_attention(name):
     sizes = []
     for count in (5, 50):
@@ -805,16 +841,14 @@ def test_a_session_with_fewer_snapshots_takes_as_many_of_a_save_as_it_can_keep()
     assert small.remove(2, 4, -1).word == "accepted"
 
 
-def test_a_third_row_part_is_shown_and_saved_like_the_others(monkeypatch):
-    model = msgspec.structs.replace(prepared(MODELS["lfm2"]), embedding_shape=(2, 3))
-    monkeypatch.setattr("statedrift.impl.session.prepared", lambda _: model)
-    session = opened("lfm2")
-    decode(session, (0, [1, 2]))
-    rows = {row.layer: row.values for row in session.inspect(0) if row.part == "embedding"}
-    assert sorted(rows) == [0, 1]
-    assert all(np.array_equal(values, np.zeros((3, 2))) for values in rows.values())
+def test_a_third_row_part_and_what_an_indexer_keeps_are_saved_like_the_others():
+    session, log = opened("qwen4exp"), tokens_of(4, 30)
+    decode(session, (0, log))
     session.restore(1, session.save(0, False, False)[1], False, False)
-    assert [(row.layer, row.part) for row in session.inspect(1)] == [(row.layer, row.part) for row in session.inspect(0)]
+    shown, again = session.inspect(0), session.inspect(1)
+    assert {(row.layer, row.part) for row in shown} >= {(0, "embedding"), (2, "index")}
+    assert all(np.array_equal(row.values, same.values) for row, same in zip(shown, again, strict=True))
+    assert np.array_equal(decode(session, (0, [5])), decode(session, (1, [5])))
 
 
 @FAMILIES
@@ -929,8 +963,19 @@ def test_a_session_that_cannot_be_had_is_an_error_before_memory_is_taken(model, 
         ("lfm2_swa-attention", "all", 0, 256),
         ("nemotron_h", "draft", 3, 256),
         ("qwen35", "draft", 3, 256),
+        ("qwen3next", "draft", 3, 256),
+        ("kimi_linear", "draft", 3, 256),
         ("qwen35-attention", "all", 0, 256),
         ("qwen35-recurrent", "draft", 3, 0),
+        ("mamba", "draft", 3, 0),
+        ("jamba", "draft", 3, 256),
+        ("jamba-attention", "all", 0, 256),
+        ("jamba-recurrent", "draft", 3, 0),
+        ("minimax01", "draft", 3, 256),
+        ("minimax01-recurrent", "draft", 3, 0),
+        ("falcon_h1", "draft", 3, 256),
+        ("zamba2", "draft", 3, 256),
+        ("zamba2-recurrent", "draft", 3, 0),
     ],
 )
 def test_capabilities_follow_the_models_layers(name, guarantee, n_rs_seq, n_ctx):

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statedrift.oracle.delta_rule import gated_delta_rule, levels_of
 from statedrift.oracle.forest import Forest, leaf_logs, plan
+from statedrift.oracle.mamba import masked_form
 from statedrift.oracle.mamba2 import masked_quadratic_form
 from statedrift.oracle.recompute import Recompute, Request, recompute_of
 from statedrift.spec.errors import UsageError
-from statedrift.spec.families import FAMILIES
+from statedrift.spec.families import FAMILIES, dimensions_of
 from statedrift.spec.models import Model
 from statedrift.spec.weights import weights_of
 
@@ -151,7 +152,7 @@ def test_rows_come_in_the_order_they_were_asked(model: Model) -> None:
 def test_logits_and_hidden_states_can_be_asked_together(model: Model) -> None:
     recompute, log = recompute_of(model), random_log(9)
     first, hidden, last = recompute.rows([Request(log, (0, 8)), Request(log, range(9), hidden=True), Request(log, (8,))])
-    assert (first.shape, hidden.shape, last.shape) == ((2, 64), (9, 32), (1, 64))
+    assert (first.shape, hidden.shape, last.shape) == ((2, 64), (9, dimensions_of(model)["n_embd"]), (1, 64))
     assert np.abs(first[1] - last[0]).max() <= 1e-12
     assert all(rows.dtype == np.float64 for rows in (first, hidden, last))
 
@@ -187,10 +188,15 @@ def test_a_log_of_thousands_of_tokens_fits_in_little_memory(model: Model) -> Non
 def test_state_rows_are_those_of_the_log_asked_for(model: Model) -> None:
     recompute = recompute_of(model)
     for log in (random_log(1), random_log(2), random_log(70)):
-        conv = next(row.values for row in recompute.state_rows(log) if (row.layer, row.part) == (0, "conv"))
-        longer = next(row.values for row in recompute.state_rows((*log, 5)) if (row.layer, row.part) == (0, "conv"))
-        assert np.array_equal(conv[:, 1:], longer[:, :-1])
-        assert all(row.values.dtype == np.float32 for row in recompute.state_rows(log))
+        rows, longer = recompute.states([log, (*log, 5)])
+        for row, alone in zip(rows, recompute.state_rows(log), strict=True):
+            assert np.abs(row.values - alone.values).max() <= 1e-6 * np.abs(alone.values).max()
+            assert row.values.dtype == np.float32
+        for row, after in zip(rows, longer, strict=True):
+            if (row.layer, row.part) == (0, "conv") and not model.family.startswith("rwkv"):  # theirs is no window
+                assert np.array_equal(row.values[:, 1:], after.values[:, :-1])
+            if row.part != "attention":
+                assert not np.array_equal(row.values, after.values)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +235,29 @@ def test_the_mask_refuses_decays_that_would_overflow_its_factors() -> None:
     value, step, b = torch.ones(3, 2, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64), torch.ones(3, 1, 1, dtype=torch.float64)
     with pytest.raises(ArithmeticError, match="decays sum to more than"):
         masked_quadratic_form(value, step, -400 * step, b, b, forest)
+
+
+@settings(deadline=None)
+@given(some_logs, st.integers(1, 40))
+def test_mamba1s_masked_form_is_its_plain_recurrence(logs: list[Log], pair_max: int) -> None:
+    leaves, _ = leaf_logs(logs)
+    generator = np.random.default_rng(len(logs))
+    for forest in plan(leaves, 2, node_max=20, pair_max=pair_max):
+        count = forest.node_count
+        added, b, c = (torch.from_numpy(generator.normal(size=(count, size))) for size in (3, 2, 2))
+        step, rates = torch.from_numpy(generator.uniform(0, 2, (count, 3))), -torch.from_numpy(generator.uniform(0, 1, (3, 2)))
+        y = masked_form(added, step, rates, b, c, forest)
+        states = torch.zeros(count + 1, 3, 2, dtype=torch.float64)  # the last is that of no token
+        for node in range(count):
+            states[node] = states[int(forest.ancestors[1, node])] * (step[node][:, None] * rates).exp() + added[node][:, None] * b[node]
+            assert (y[node] - states[node] @ c[node]).abs().max() <= 1e-12
+
+
+def test_decays_of_single_channels_that_would_overflow_are_an_error_not_infinity() -> None:
+    (forest,) = plan([(1, 2, 3)], window=1, node_max=10, pair_max=10)
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    with pytest.raises(ArithmeticError, match="decays sum to more than"):
+        masked_form(ones, 400 * ones, -ones[:1], ones, ones, forest)
 
 
 def test_an_unknown_family_is_a_clear_error() -> None:

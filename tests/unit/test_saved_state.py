@@ -25,6 +25,14 @@ MODELS = {
     "lfm2_swa": Model("lfm2_swa"),
     "nemotron_h": Model("nemotron_h"),
     "qwen35": Model("qwen35"),
+    "mamba": Model("mamba"),
+    "jamba": Model("jamba"),
+    "minimax01": Model("minimax01"),
+    "rwkv6": Model("rwkv6", dimensions=(("n_layer", 1),)),
+    "rwkv7": Model("rwkv7", dimensions=(("n_layer", 1),)),
+    "falcon_h1": Model("falcon_h1"),
+    "zamba2": Model("zamba2"),
+    "qwen4exp": Model("qwen4exp"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
 
@@ -37,23 +45,24 @@ def state_of(model, token_count=5, state_count=1, first=0, seed=0):
 
     recurrent, attention = len(model.recurrent_layers), len(model.attention_layers)
     shapes = (model.convolution_shape, model.recurrent_shape, model.embedding_shape)
-    states = States(*(draw(state_count, recurrent, math.prod(shape)) for shape in shapes)) if recurrent else None
+    layers = (recurrent, recurrent, len(model.embedding_layers))
+    states = States(*(draw(state_count, *size) for size in zip(layers, map(math.prod, shapes), strict=True))) if recurrent else None
     cells = (attention, token_count, model.key_heads, model.head_dim)
-    keys, values = (draw(*cells), draw(*cells)) if attention else (None, None)
-    return SequenceState(token_count, first, first + token_count - 1, states, keys, values)
+    held = (draw(*cells), draw(*cells), draw(attention, token_count, model.index_width)) if attention else (None, None, None)
+    return SequenceState(token_count, first, first + token_count - 1, states, *held)
 
 
 def session_of(model):
     """Four sequences: 1 has the states of 0 and most of its cells, 2 is empty, 3 is on its own."""
     alone = state_of(model, 3, 2, 7, seed=1)
     lead = state_of(model, 5, 3)
-    keys = values = None
+    held = ()
     if model.attention_layers:
-        keys, values = (np.concatenate([getattr(lead, name), getattr(alone, name)], axis=1) for name in ("keys", "values"))
-    bare = [state._replace(keys=None, values=None) for state in (lead, lead._replace(states=None), SequenceState(), alone)]
+        held = [np.concatenate([getattr(lead, name), getattr(alone, name)], axis=1) for name in ("keys", "values", "index_rows")]
+    bare = [state._replace(keys=None, values=None, index_rows=None) for state in (lead, lead._replace(states=None), SequenceState(), alone)]
     cells = tuple(np.array(own, np.int64) for own in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [], [6, 7, 4]))
     same_as = (0, 0, 2, 3) if model.recurrent_layers else (0, 1, 2, 3)
-    return SessionState(tuple(bare), same_as, cells if model.attention_layers else (), keys, values)
+    return SessionState(tuple(bare), same_as, cells if model.attention_layers else (), *held)
 
 
 def arrays_of(state):
@@ -125,18 +134,20 @@ def test_a_session_of_empty_sequences_is_read_back(name):
     model = prepared(MODELS[name])
     cells = (np.zeros(0, np.int64),) * 2 if model.attention_layers else ()
     no_cells = np.zeros((len(model.attention_layers), 0, model.key_heads, model.head_dim), np.float32) if cells else None
-    state = SessionState((SequenceState(),) * 2, (0, 1), cells, no_cells, no_cells)
+    no_index = np.zeros((len(model.attention_layers), 0, model.index_width), np.float32) if cells else None
+    state = SessionState((SequenceState(),) * 2, (0, 1), cells, no_cells, no_cells, no_index)
     back = unpack_session(model, pack_session(model, state, False), 2, False)
     assert not isinstance(back, str)
     assert_same(state, back)
 
 
 def test_a_third_row_part_is_saved_like_the_others():
-    model = msgspec.structs.replace(prepared(MODELS["lfm2"]), embedding_shape=(3, 8))
+    lfm2 = prepared(MODELS["lfm2"])
+    model = msgspec.structs.replace(lfm2, embedding_shape=(3, 8), embedding_layers=lfm2.recurrent_layers[1:3])
     state = state_of(model, 5, 2)
     back = unpack(model, pack(model, state))
     assert not isinstance(back, str)
-    assert back.states.embedding.shape == (2, 3, 24)
+    assert back.states.embedding.shape == (2, 2, 24)
     assert_same(state, back)
 
 
@@ -263,7 +274,7 @@ def test_the_cells_of_a_saved_sequence_are_in_order_and_each_its_own(cells):
     model = prepared(MODELS["lfm2"])
     alone = state_of(model)
     count = max(cells) + 1
-    forged = SessionState((alone,), (0,), (np.array(cells),), alone.keys[:, :count], alone.values[:, :count])
+    forged = SessionState((alone,), (0,), (np.array(cells),), alone.keys[:, :count], alone.values[:, :count], alone.index_rows[:, :count])
     assert isinstance(unpack(model, saved_state._packed(model, "sequence", 0, forged)), str)
 
 

@@ -181,12 +181,16 @@ def test_a_batch_writes_a_row_for_each_of_its_newest_tokens(token_count: int, wr
 def test_a_family_says_the_same_of_its_layers_as_of_its_rows(family: str) -> None:
     facts = FAMILIES[family]
     layers = facts.state_layers(facts.defaults)
+    embeddings = [group for group in layers if group.kind == "per_layer_embedding"]  # beside what else a layer keeps
+    layers = tuple(group for group in layers if group not in embeddings)
     recurrent = [group for group in layers if KINDS[group.kind].parts[0].per == "state"]
     assert sum(group.count for group in recurrent) == len(facts.recurrent_layers(facts.defaults))
     assert sum(group.count for group in layers) - sum(group.count for group in recurrent) == len(facts.attention_layers(facts.defaults))
     for group in recurrent:
         parts = {part.name: width(part, group.dimensions) for part in KINDS[group.kind].parts}
-        assert (parts.get("r", 0), parts.get("s", 0)) == facts.row_widths(facts.defaults)
+        assert (parts.get("r", 0), parts.get("s", 0)) == facts.row_widths(facts.defaults)[:2]
+    part_widths = [width(KINDS[group.kind].parts[0], group.dimensions) for group in embeddings]
+    assert part_widths == [facts.row_widths(facts.defaults).embedding] * len(embeddings)
 
 
 @pytest.mark.parametrize("cells_class", [StrictCells, RingCells])
@@ -199,7 +203,8 @@ def test_our_own_caches_take_these_bytes(family: str, unified: int, cells_class:
     size = size_of(FAMILIES[family].state_layers(FAMILIES[family].defaults), cache)
     model = prepared(Model(family))
     _, memory = open_cache(model, configuration, cells_class)
-    assert memory.convolution_rows.nbytes + memory.recurrent_rows.nbytes == size.session.recurrent
-    assert sum(array.nbytes for array in (*memory.keys, *memory.values)) == size.session.attention
-    lists = 3 * 40 * (3 if unified else 1) * 4 + 3 * 40 * 12  # which cell has which token, and which are free
+    assert memory.convolution_rows.nbytes + memory.recurrent_rows.nbytes + memory.embedding_rows.nbytes == size.session.recurrent
+    tokens = memory.index_rows[..., -1:].nbytes  # beside an indexer's key stands the token, which an engine keeps in its list of cells
+    assert sum(array.nbytes for array in (*memory.keys, *memory.values, memory.index_rows)) == size.session.attention + tokens
+    lists = tokens + 3 * 40 * (3 if unified else 1) * 4 + 3 * 40 * 12  # which cell has which token, and which are free
     assert session_bytes(model, configuration) == size.session.total + (lists if model.attention_layers else 0)

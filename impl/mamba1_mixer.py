@@ -1,0 +1,186 @@
+"""One Mamba-1 layer over one ubatch: what the families with such layers share.
+
+Rules
+- The weights of all Mamba-1 layers of a model are stacked; `place` is a layer's index among them, and among the recurrent layers of the memory.
+- Projections of several parts are kept as one matrix a part, so that every part is contiguous.
+- Step, B and C go through norms of their own where the weights have them (Jamba).
+- The layer's norm and its residual are the caller's.
+Sources: Gu and Dao 2023 (arXiv:2312.00752); Transformers' MambaForCausalLM and JambaForCausalLM for the order of the parts.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec.families.family import Dimensions, Weights
+from ..spec.families.mamba import NORM_EPSILON, inner_channels
+from .forwards import Memory
+from .kernels import kernel
+from .kernels.arithmetic import silu, softplus
+from .kernels.causal_convolution import causal_convolution
+from .kernels.dense import gated_linear_unit, linear, rms_norm
+from .kernels.mamba1_scan import mamba1_scan
+from .memory import aligned
+
+_EPSILON = np.float32(NORM_EPSILON)
+
+
+class MixerWeights(NamedTuple):
+    """Weights as `mix` uses them, stacked over the Mamba-1 layers; matrices [in, out]. All float32."""
+
+    inputs_projection: np.ndarray  # [layers, n_embd, d_inner]
+    gate_projection: np.ndarray  # [layers, n_embd, d_inner]
+    taps: np.ndarray  # [layers, d_conv, d_inner]
+    taps_bias: np.ndarray  # [layers, d_inner]
+    narrow_projection: np.ndarray  # [layers, d_inner, dt_rank]
+    b_projection: np.ndarray  # [layers, d_inner, d_state]
+    c_projection: np.ndarray  # [layers, d_inner, d_state]
+    dt_norm: np.ndarray  # [layers, 1, dt_rank], or no layers: then there are no norms
+    b_norm: np.ndarray  # [layers, 1, d_state]
+    c_norm: np.ndarray  # [layers, 1, d_state]
+    step_projection: np.ndarray  # [layers, dt_rank, d_inner]
+    step_bias: np.ndarray  # [layers, d_inner]
+    a: np.ndarray  # [layers, d_state, d_inner], negative
+    d: np.ndarray  # [layers, d_inner]
+    out_projection: np.ndarray  # [layers, d_inner, n_embd]
+
+
+class MixerRoom(NamedTuple):
+    """Arrays that `mix` works in, for one ubatch; float32 [tokens, channels of its own]."""
+
+    gate: np.ndarray
+    inputs: np.ndarray
+    value: np.ndarray
+    narrow: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+    step: np.ndarray
+    mixed: np.ndarray
+
+
+def prepare_mixer(dimensions: Dimensions, weights: Weights, layers: tuple[int, ...]) -> MixerWeights:
+    """Lay the weights of the Mamba-1 layers `layers` out; `dimensions` in mamba's names."""
+    n_embd, d_inner, d_state, rank = dimensions["n_embd"], inner_channels(dimensions), dimensions["d_state"], dimensions["dt_rank"]
+
+    def stacked(name: str, *shape: int) -> np.ndarray:
+        arrays = [weights[f"layers.{layer}.{name}"] for layer in layers if f"layers.{layer}.{name}" in weights]
+        return np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
+
+    def matrices(name: str, n_out: int, n_in: int) -> np.ndarray:
+        return stacked(name, n_out, n_in).transpose(0, 2, 1)
+
+    def norms(name: str, size: int) -> np.ndarray:
+        return aligned(stacked(name, size)[:, None, :])
+
+    projection, narrow = matrices("in_projection", 2 * d_inner, n_embd), matrices("x_projection", rank + 2 * d_state, d_inner)
+    return MixerWeights(
+        inputs_projection=aligned(projection[:, :, :d_inner]),
+        gate_projection=aligned(projection[:, :, d_inner:]),
+        taps=aligned(matrices("convolution", d_inner, dimensions["d_conv"])),
+        taps_bias=aligned(stacked("convolution_bias", d_inner)),
+        narrow_projection=aligned(narrow[:, :, :rank]),
+        b_projection=aligned(narrow[:, :, rank : rank + d_state]),
+        c_projection=aligned(narrow[:, :, rank + d_state :]),
+        dt_norm=norms("dt_norm", rank),
+        b_norm=norms("b_norm", d_state),
+        c_norm=norms("c_norm", d_state),
+        step_projection=aligned(matrices("dt_projection", d_inner, rank)),
+        step_bias=aligned(stacked("dt_bias", d_inner)),
+        a=aligned(-np.exp(matrices("a_log", d_inner, d_state).astype(np.float64))),
+        d=aligned(stacked("d", d_inner)),
+        out_projection=aligned(matrices("out_projection", n_embd, d_inner)),
+    )
+
+
+def mixer_shapes(dimensions: Dimensions) -> dict[str, Any]:
+    """The shapes of a Mamba-1 layer's state rows; `dimensions` in mamba's names. A state is one head of d_inner channels."""
+    d_inner = inner_channels(dimensions)
+    return {"convolution_shape": (dimensions["d_conv"] - 1, d_inner), "recurrent_shape": (1, dimensions["d_state"], d_inner)}
+
+
+@kernel
+def mixer_room(weights: MixerWeights, tokens: int) -> MixerRoom:
+    """Room for `mix` over `tokens` tokens, unwritten."""
+    d_state, d_inner, rank = weights.a.shape[1], weights.a.shape[2], weights.step_projection.shape[1]
+    return MixerRoom(
+        np.empty((tokens, d_inner), np.float32),
+        np.empty((tokens, d_inner), np.float32),
+        np.empty((tokens, d_inner), np.float32),
+        np.empty((tokens, rank), np.float32),
+        np.empty((tokens, d_state), np.float32),
+        np.empty((tokens, d_state), np.float32),
+        np.empty((tokens, d_inner), np.float32),
+        np.empty((tokens, d_inner), np.float32),
+    )
+
+
+@kernel
+def _activate(x: np.ndarray) -> None:
+    """x = silu(x) in place, float32 [tokens, channels]."""
+    for token in range(x.shape[0]):
+        row = x[token]
+        for i in range(row.size):
+            row[i] = silu(row[i])
+
+
+@kernel
+def _steps(step: np.ndarray, bias: np.ndarray) -> None:
+    """step = softplus(step + bias) in place; float32 [tokens, d_inner], bias [d_inner]."""
+    for token in range(step.shape[0]):
+        row = step[token]
+        for i in range(row.size):
+            row[i] = softplus(row[i] + bias[i])
+
+
+@kernel
+def _skip(value: np.ndarray, d: np.ndarray, y: np.ndarray) -> None:
+    """y += d * value, a factor for every channel; float32 [tokens, d_inner], d [d_inner]."""
+    for token in range(y.shape[0]):
+        source, result = value[token], y[token]
+        for i in range(result.size):
+            result[i] = result[i] + d[i] * source[i]
+
+
+@kernel
+def mix(
+    weights: MixerWeights,
+    place: int,
+    memory: Memory,
+    segment_start: np.ndarray,
+    source_row: np.ndarray,
+    plane_row: np.ndarray,
+    room: MixerRoom,
+    x: np.ndarray,
+    y: np.ndarray,
+) -> None:
+    """One layer: each sequence's state is read from its source row, and its snapshots are written.
+
+    place          which of the stacked layers
+    memory         its rows of layer `place` are read and written
+    segment_start  int64 [segments + 1]; segment i is tokens segment_start[i] - segment_start[0] up to those of segment i + 1
+    source_row     int64 [segments], plane_row int64 [segments, planes]: see `kernels.mamba1_scan`
+    room           written
+    x, y           float32 [tokens, n_embd]; y written. y may be x
+    """
+    taps, d_inner = weights.taps.shape[1:]
+    n_rows = memory.convolution_rows.shape[1]
+    value, narrow, b, c, step = room.value, room.narrow, room.b, room.c, room.step
+    linear(x, weights.inputs_projection[place], room.inputs)
+    linear(x, weights.gate_projection[place], room.gate)
+    windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, d_inner))
+    causal_convolution(room.inputs, weights.taps[place], weights.taps_bias[place], windows, segment_start, source_row, plane_row, value)
+    _activate(value)
+    linear(value, weights.narrow_projection[place], narrow)
+    linear(value, weights.b_projection[place], b)
+    linear(value, weights.c_projection[place], c)
+    if weights.dt_norm.shape[0] > 0:
+        rms_norm(narrow, weights.dt_norm[place], _EPSILON, narrow)
+        rms_norm(b, weights.b_norm[place], _EPSILON, b)
+        rms_norm(c, weights.c_norm[place], _EPSILON, c)
+    linear(narrow, weights.step_projection[place], step)
+    _steps(step, weights.step_bias[place])
+    states = memory.recurrent_rows[place].reshape((n_rows, weights.a.shape[1], d_inner))
+    mamba1_scan(value, step, weights.a[place], b, c, states, segment_start, source_row, plane_row, room.mixed)
+    _skip(value, weights.d[place], room.mixed)
+    gated_linear_unit(room.gate, room.mixed)
+    linear(room.mixed, weights.out_projection[place], y)

@@ -1,0 +1,352 @@
+"""The incremental forward of qwen4exp.
+
+Rules
+- One call does one ubatch through all layers, as in qwen35.py. The tokens of a ubatch and their raw index keys are written into their
+  cells before anything of it reads them.
+- The convolution of n-gram embeddings is the ordinary one: its taps stand apart because those between them are zero.
+Source: Transformers' Qwen4ExpForCausalLM for the order of the parts.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec.families.delta_net import NORM_EPSILON, key_heads_in_turn
+from ..spec.families.family import Dimensions, Weights
+from ..spec.families.gated_attention import ROPE_THETA
+from ..spec.families.qwen4exp import (
+    EMBEDDING_LAYER,
+    EOS_TOKEN,
+    embedding_window,
+    hash_multipliers,
+    hash_offsets,
+    hash_sizes,
+    stream_channels,
+)
+from ..spec.families.qwen35 import attention_layers, recurrent_layers
+from .batches import SplitBatch
+from .cells import Plan
+from .delta_net_mixer import DeltaNetWeights, delta_net_room, delta_net_shapes, mix_delta_net, prepare_delta_nets
+from .forwards import FULL, Memory, Sights
+from .gated_attention import (
+    GatedAttentionRoom,
+    GatedAttentionWeights,
+    attend_gated,
+    gated_attention_room,
+    gated_attention_shapes,
+    prepare_gated_attention,
+)
+from .hyper_connections import MixerWeights, inject, mix_streams, norm_streams, prepare_mixers
+from .kernels import kernel
+from .kernels.arithmetic import sigmoid, silu
+from .kernels.attention import Sight
+from .kernels.causal_convolution import causal_convolution
+from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, rotate, sum_of_products
+from .kernels.experts import expert_mixture, softmax_shares
+from .kernels.ngram import embed_ngrams
+from .kernels.rows import copy_row, zero_rows
+from .kernels.token_selection import selected_sight
+from .memory import aligned
+from .stacking import stacked, stacked_matrices, stacked_norms
+
+_EPSILON = np.float32(NORM_EPSILON)
+_SMALLEST_MATCH = np.float32(1e-6)
+
+
+class NgramWeights(NamedTuple):
+    """Weights of the layer with n-gram embeddings; matrices [in, out], float32."""
+
+    multipliers: np.ndarray  # int64 [longest n-gram]
+    sizes: np.ndarray  # int64 [hashes]
+    offsets: np.ndarray  # int64 [hashes]
+    table: np.ndarray  # [rows, n_embd / hashes]
+    key: np.ndarray  # [n_embd, channels of all streams]
+    value: np.ndarray  # [n_embd, n_embd]
+    key_norm: np.ndarray  # [streams, n_embd]
+    query_norm: np.ndarray  # [streams, n_embd]
+    convolution_norm: np.ndarray  # [streams, n_embd]
+    taps: np.ndarray  # [window + 1, channels of all streams], zero between the taps
+    no_bias: np.ndarray  # [channels of all streams], zero
+
+
+class IndexerWeights(NamedTuple):
+    """Weights of the indexers, stacked over the attention layers; matrices [in, out], float32."""
+
+    q_projection: np.ndarray  # [layers, n_embd, heads * size]
+    k_projection: np.ndarray  # [layers, n_embd, size]
+    q_norm: np.ndarray  # [layers, 1, size]
+    k_norm: np.ndarray  # [layers, 1, size]
+    block_size: int
+    block_count: int
+
+
+class ExpertWeights(NamedTuple):
+    """Weights of the mixtures of experts, stacked over all layers; matrices [in, out], float32."""
+
+    router: np.ndarray  # [layers, n_embd, experts]
+    gate: np.ndarray  # [layers, experts, n_embd, n_ff]
+    up: np.ndarray  # [layers, experts, n_embd, n_ff]
+    down: np.ndarray  # [layers, experts, n_ff, n_embd]
+    shared_share: np.ndarray  # [layers, n_embd, 1]
+    shared_gate: np.ndarray  # [layers, n_embd, n_ff of the shared expert]
+    shared_up: np.ndarray  # [layers, n_embd, n_ff of the shared expert]
+    shared_down: np.ndarray  # [layers, n_ff of the shared expert, n_embd]
+
+
+class Qwen4ExpWeights(NamedTuple):
+    """Weights as the forward uses them; matrices [in, out]."""
+
+    place: np.ndarray  # int64 [layers], index among the delta nets, or -1 - index among the attention layers
+    embedding: np.ndarray  # [n_vocab, n_embd]
+    ngram: NgramWeights
+    input_mixers: MixerWeights
+    ffn_mixers: MixerWeights
+    output_mixer: MixerWeights
+    delta_net: DeltaNetWeights
+    attention: GatedAttentionWeights
+    indexer: IndexerWeights
+    experts: ExpertWeights
+    output: np.ndarray  # [n_embd, n_vocab]
+
+
+def prepare(dimensions: Dimensions, weights: Weights) -> Qwen4ExpWeights:
+    """Lay the family's weights out for `forward`."""
+    every = tuple(range(dimensions["n_layer"]))
+    recurrent, attention = recurrent_layers(dimensions), attention_layers(dimensions)
+    place = [recurrent.index(layer) if layer in recurrent else -1 - attention.index(layer) for layer in every]
+    return Qwen4ExpWeights(
+        place=np.array(place, np.int64),
+        embedding=aligned(weights["token_embedding"]),
+        ngram=_ngram_weights(dimensions, weights),
+        input_mixers=prepare_mixers(dimensions, weights, [f"layers.{layer}.input_" for layer in every]),
+        ffn_mixers=prepare_mixers(dimensions, weights, [f"layers.{layer}.ffn_" for layer in every]),
+        output_mixer=prepare_mixers(dimensions, weights, ["output_"]),
+        delta_net=prepare_delta_nets(dimensions, weights, recurrent, key_heads_in_turn(dimensions), gates_by_sigmoid=True),
+        attention=prepare_gated_attention(dimensions, weights, attention),
+        indexer=_indexer_weights(dimensions, weights, attention),
+        experts=_expert_weights(dimensions, weights, every),
+        output=aligned(weights["output"].T),
+    )
+
+
+def _ngram_weights(dimensions: Dimensions, weights: Weights) -> NgramWeights:
+    prefix, streams = f"layers.{EMBEDDING_LAYER}.ngram_", (dimensions["hyper_connections"], dimensions["n_embd"])
+    channels = stream_channels(dimensions)
+    taps = np.zeros((embedding_window(dimensions) + 1, channels), np.float32)
+    taps[:: dimensions["ngram_size"]] = weights[prefix + "convolution"].T
+    return NgramWeights(
+        multipliers=np.array(hash_multipliers(dimensions), np.int64),
+        sizes=np.array(hash_sizes(dimensions), np.int64),
+        offsets=np.array(hash_offsets(dimensions), np.int64),
+        table=aligned(weights[prefix + "table"]),
+        key=aligned(weights[prefix + "key"].T),
+        value=aligned(weights[prefix + "value"].T),
+        key_norm=aligned(weights[prefix + "key_norm"].reshape(streams)),
+        query_norm=aligned(weights[prefix + "query_norm"].reshape(streams)),
+        convolution_norm=aligned(weights[prefix + "convolution_norm"].reshape(streams)),
+        taps=aligned(taps),
+        no_bias=aligned(np.zeros(channels, np.float32)),
+    )
+
+
+def _indexer_weights(dimensions: Dimensions, weights: Weights, layers: tuple[int, ...]) -> IndexerWeights:
+    n_embd, size = dimensions["n_embd"], dimensions["index_dim"]
+    return IndexerWeights(
+        q_projection=stacked_matrices(weights, "index_q_projection", layers, dimensions["n_index_head"] * size, n_embd),
+        k_projection=stacked_matrices(weights, "index_k_projection", layers, size, n_embd),
+        q_norm=stacked_norms(weights, "index_q_norm", layers, size),
+        k_norm=stacked_norms(weights, "index_k_norm", layers, size),
+        block_size=dimensions["compress_ratio"],
+        block_count=dimensions["top_k"] // dimensions["compress_ratio"],
+    )
+
+
+def _expert_weights(dimensions: Dimensions, weights: Weights, layers: tuple[int, ...]) -> ExpertWeights:
+    n_embd, n_expert, n_ff, n_ff_shared = (dimensions[name] for name in ("n_embd", "n_expert", "n_ff", "n_ff_shared"))
+    gate, up = (stacked(weights, f"expert_{name}", layers, n_expert, n_ff, n_embd).transpose(0, 1, 3, 2) for name in ("gate", "up"))
+    return ExpertWeights(
+        router=stacked_matrices(weights, "router", layers, n_expert, n_embd),
+        gate=aligned(gate),
+        up=aligned(up),
+        down=aligned(stacked(weights, "expert_down", layers, n_expert, n_embd, n_ff).transpose(0, 1, 3, 2)),
+        shared_share=stacked_matrices(weights, "shared_share", layers, 1, n_embd),
+        shared_gate=stacked_matrices(weights, "shared_gate", layers, n_ff_shared, n_embd),
+        shared_up=stacked_matrices(weights, "shared_up", layers, n_ff_shared, n_embd),
+        shared_down=stacked_matrices(weights, "shared_down", layers, n_embd, n_ff_shared),
+    )
+
+
+def shapes(dimensions: Dimensions) -> dict[str, Any]:
+    """The shapes of a layer's state rows and attention cells. An indexer's row is its raw key, and the token."""
+    return (
+        delta_net_shapes(dimensions)
+        | gated_attention_shapes(dimensions)
+        | {
+            "embedding_shape": (embedding_window(dimensions), stream_channels(dimensions)),
+            "embedding_layers": (EMBEDDING_LAYER,),
+            "index_width": dimensions["index_dim"] + 1,
+        }
+    )
+
+
+@kernel
+def _write_tokens(tokens: np.ndarray, cells: np.ndarray, index_rows: np.ndarray) -> None:
+    """Put tokens into the last column of their cells, in every layer.
+
+    tokens, cells  int64 [tokens]
+    index_rows     float32 [layers, n_cells, index width], written; whole numbers up to 2^24 are exact
+    """
+    for layer in range(index_rows.shape[0]):
+        for token in range(tokens.size):
+            index_rows[layer, cells[token], index_rows.shape[2] - 1] = np.float32(tokens[token])
+
+
+@kernel
+def _add_ngrams(
+    weights: NgramWeights,
+    n_vocab: int,
+    memory: Memory,
+    sight: Sight,
+    segment_start: np.ndarray,
+    source_row: np.ndarray,
+    plane_row: np.ndarray,
+    streams: np.ndarray,
+) -> None:
+    """Add what n-grams give to every stream, float32 [tokens, channels of all streams]."""
+    tokens, channels = streams.shape
+    count, n_embd = weights.key_norm.shape
+    window = weights.taps.shape[0] - 1
+    embedding, value = np.empty((tokens, n_embd), np.float32), np.empty((tokens, n_embd), np.float32)
+    key, query = np.empty((tokens, channels), np.float32), np.empty((tokens, channels), np.float32)
+    cell_tokens = memory.index_rows[0, :, memory.index_rows.shape[2] - 1]
+    embed_ngrams(
+        cell_tokens, sight, segment_start[0], weights.multipliers, weights.sizes, weights.offsets, EOS_TOKEN, n_vocab, weights.table, embedding
+    )  # fmt: skip
+    linear(embedding, weights.key, key)
+    linear(embedding, weights.value, value)
+    norm_streams(key, weights.key_norm, _EPSILON, key)
+    norm_streams(streams, weights.query_norm, _EPSILON, query)
+    scale = np.float32(1) / np.float32(math.sqrt(np.float32(n_embd)))
+    for token in range(tokens):
+        for stream in range(count):
+            own = key[token, stream * n_embd : (stream + 1) * n_embd]
+            match = sum_of_products(own, query[token, stream * n_embd : (stream + 1) * n_embd]) * scale
+            size = np.float32(math.sqrt(max(abs(match), _SMALLEST_MATCH)))
+            share = sigmoid(size if match > np.float32(0) else (-size if match < np.float32(0) else match))
+            source = value[token]
+            for i in range(n_embd):
+                own[i] = source[i] * share
+    added, inputs, convolved = key, query, np.empty((tokens, channels), np.float32)
+    norm_streams(added, weights.convolution_norm, _EPSILON, inputs)
+    rows = memory.embedding_rows[0].reshape((memory.embedding_rows.shape[1], window, channels))
+    causal_convolution(inputs, weights.taps, weights.no_bias, rows, segment_start, source_row, plane_row, convolved)
+    for token in range(tokens):
+        result, own, past = streams[token], added[token], convolved[token]
+        for i in range(channels):
+            result[i] = result[i] + (own[i] + silu(past[i]))
+
+
+@kernel
+def _selection(
+    weights: IndexerWeights, place: int, memory: Memory, sight: Sight, segment_start: np.ndarray, room: GatedAttentionRoom, x: np.ndarray
+) -> Sight:
+    """Write the tokens' raw keys into their cells, and say what each token attends to; x float32 [tokens, n_embd]."""
+    tokens, size = x.shape[0], weights.k_norm.shape[2]
+    heads = weights.q_projection.shape[2] // size
+    query, raw = np.empty((tokens, heads * size), np.float32), np.empty((tokens, size), np.float32)
+    linear(x, weights.q_projection[place], query)
+    linear(x, weights.k_projection[place], raw)
+    query_rows = query.reshape((tokens * heads, size))
+    rms_norm(query_rows, weights.q_norm[place], _EPSILON, query_rows)
+    rotate(query.reshape((tokens, heads, size)), room.cosine, room.sine)
+    rows = memory.index_rows[place]
+    for token in range(tokens):
+        copy_row(raw[token], rows[sight.cell[segment_start[0] + token], :size])
+    return selected_sight(
+        query.reshape((tokens, heads, size)), rows, sight, segment_start, weights.block_size, weights.block_count, weights.k_norm[place],
+        _EPSILON, ROPE_THETA, room.cosine.shape[1],
+    )  # fmt: skip
+
+
+@kernel
+def _mix_experts(weights: ExpertWeights, layer: int, x: np.ndarray, y: np.ndarray) -> None:
+    """The experts and the shared one; x and y float32 [tokens, n_embd], y written."""
+    tokens = x.shape[0]
+    shares, share = np.empty((tokens, weights.router.shape[2]), np.float32), np.empty((tokens, 1), np.float32)
+    inner, gate = (
+        np.empty((tokens, weights.shared_up.shape[2]), np.float32),
+        np.empty((tokens, weights.shared_up.shape[2]), np.float32),
+    )
+    shared = np.empty(x.shape, np.float32)
+    linear(x, weights.router[layer], shares)
+    softmax_shares(shares)
+    expert_mixture(x, shares, weights.gate[layer], weights.up[layer], weights.down[layer], y)
+    linear(x, weights.shared_gate[layer], gate)
+    linear(x, weights.shared_up[layer], inner)
+    gated_linear_unit(gate, inner)
+    linear(inner, weights.shared_down[layer], shared)
+    linear(x, weights.shared_share[layer], share)
+    for token in range(tokens):
+        factor, source = sigmoid(share[token, 0]), shared[token]
+        for i in range(source.size):
+            source[i] = source[i] * factor
+    add_rows(shared, y)
+
+
+@kernel
+def forward(
+    weights: Qwen4ExpWeights, memory: Memory, batch: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray
+) -> None:
+    """One ubatch through the model.
+
+    weights, memory, batch, plan  Qwen4ExpWeights, Memory, SplitBatch, Plan
+    sights                        of the attention layers without and with a window
+    ubatch                        which of the batch's ubatches
+    hidden                        True: the last mixer's output instead of logits
+    y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
+    """
+    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
+    segment_start = batch.segment_start[first : last + 1]
+    start, end = segment_start[0], segment_start[last - first]
+    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
+    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
+    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
+    zero_rows(memory.embedding_rows, plan.zero_row[first:last])
+
+    tokens, (n_vocab, n_embd) = end - start, weights.embedding.shape
+    count = weights.output_mixer.norm.shape[1]
+    stream, mixed = np.empty((tokens, n_embd), np.float32), np.empty((tokens, n_embd), np.float32)
+    streams, normed = np.empty((tokens, count * n_embd), np.float32), np.empty((tokens, count * n_embd), np.float32)
+    shares = np.empty((tokens, count), np.float32)
+    delta_room = delta_net_room(weights.delta_net, tokens)
+    attention_room = gated_attention_room(weights.attention, batch.positions[start:end])
+
+    _write_tokens(batch.tokens[start:end], sights[FULL].cell[start:end], memory.index_rows)
+    embed(batch.tokens[start:end], weights.embedding, stream)
+    for token in range(tokens):
+        for copy in range(count):
+            copy_row(stream[token], streams[token, copy * n_embd : (copy + 1) * n_embd])
+    for layer in range(weights.place.size):
+        if layer == EMBEDDING_LAYER:
+            _add_ngrams(weights.ngram, n_vocab, memory, sights[FULL], segment_start, source_row, plane_row, streams)
+        mix_streams(weights.input_mixers, layer, streams, _EPSILON, normed, shares, mixed)
+        place = weights.place[layer]
+        if place >= 0:
+            mix_delta_net(weights.delta_net, place, memory, segment_start, source_row, plane_row, delta_room, mixed, mixed)
+        else:
+            own = _selection(weights.indexer, -1 - place, memory, sights[FULL], segment_start, attention_room, mixed)
+            attend_gated(weights.attention, -1 - place, memory, (own, own), 0, attention_room, mixed, mixed)
+        inject(mixed, shares, streams)
+        mix_streams(weights.ffn_mixers, layer, streams, _EPSILON, normed, shares, mixed)
+        _mix_experts(weights.experts, layer, mixed, stream)
+        inject(stream, shares, streams)
+
+    mix_streams(weights.output_mixer, 0, streams, _EPSILON, normed, shares, mixed)
+    for token in range(tokens):
+        row = batch.output_row[start + token]
+        if row >= 0:
+            if hidden:
+                copy_row(mixed[token], y[row])
+            else:
+                linear(mixed[token : token + 1], weights.output, y[row : row + 1])

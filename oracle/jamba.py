@@ -1,0 +1,81 @@
+"""Jamba in float64: Mamba-1 layers as masked forms, attention as a masked softmax, a gated feed-forward layer after each.
+
+Rules
+- Attention knows no positions: only the mask says what came before.
+- A Mamba-1 layer is the oracle's own mamba mixer, with norms of step, B and C.
+Source: Transformers' JambaForCausalLM for names and the order of parts.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional
+
+from ..spec.families import Dimensions
+from ..spec.families.jamba import JAMBA, head_size
+from ..spec.families.mamba import NORM_EPSILON
+from . import mamba
+from .blocks import masked_attention, root_mean_square_norm
+from .forest import Forest
+from .trace import Trace
+
+Tensors = Mapping[str, torch.Tensor]
+MATRICES = ("q_projection", "k_projection", "v_projection", "attention_out_projection", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def window(dimensions: Dimensions) -> int:
+    """Tokens that a convolution looks at, the current one included."""
+    return mamba.window(dimensions)
+
+
+def channels(dimensions: Dimensions) -> int:
+    """Width of the widest activation of one token."""
+    return max(mamba.channels(dimensions), 2 * dimensions["n_ff"])
+
+
+def heads(dimensions: Dimensions) -> int:
+    """Heads of the widest query-by-key form."""
+    return dimensions["n_head"]
+
+
+def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
+    """The weights as the forward uses them: those of Mamba-1 layers as mamba does, and matrices [in, out]."""
+    result = mamba.prepared(dimensions, weights)
+    return result | {name: weight.T.contiguous() for name, weight in weights.items() if name.rsplit(".", 1)[-1] in MATRICES}
+
+
+def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
+    """The hidden state of every node before the final norm; float64 [nodes, n_embd].
+
+    trace  takes down the states of its logs: conv and recurrent as in mamba, or attention [n_head_kv, head_dim] a token
+    """
+    attention_layers = JAMBA.attention_layers(dimensions)
+    hidden = weights["token_embedding"].index_select(0, forest.tokens)
+    for layer in range(dimensions["n_layer"]):
+        prefix = f"layers.{layer}."
+        normed = root_mean_square_norm(hidden, weights[prefix + "input_norm"], NORM_EPSILON)
+        if layer in attention_layers:
+            hidden = hidden + _attention(dimensions, weights, prefix, normed, forest, layer, trace)
+        else:
+            hidden = hidden + mamba.mixer(dimensions, weights, prefix, normed, forest, layer, trace)
+        normed = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
+        inner = functional.silu(normed @ weights[prefix + "ffn_gate"]) * (normed @ weights[prefix + "ffn_up"])
+        hidden = hidden + inner @ weights[prefix + "ffn_down"]
+    return hidden
+
+
+def final_norm(weights: Tensors, hidden: torch.Tensor) -> torch.Tensor:
+    """The norm before the output projection; float64 [nodes, n_embd]."""
+    return root_mean_square_norm(hidden, weights["output_norm"], NORM_EPSILON)
+
+
+def _attention(
+    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
+) -> torch.Tensor:
+    n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
+    query = (x @ weights[prefix + "q_projection"]).view(-1, n_head, size)
+    key = (x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size)
+    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
+    if trace is not None:
+        trace.attention(layer, key, value)
+    return masked_attention(query, key, value, forest) @ weights[prefix + "attention_out_projection"]

@@ -1,0 +1,177 @@
+"""rwkv6: RWKV-6 (Finch), pure recurrent: every layer mixes over time through a state of outer products, then over channels.
+
+Both mixers look at the token before through a token shift: what they read is a blend of their input and that of the token before. In the time
+mix the blends, and the decay of every key channel, depend on the token.
+
+- The five blends stand in the order w, k, v, r, g (decay, key, value, receptance, gate) in every stacked weight, as in llama.cpp.
+- The state of a head is [key channels, value channels]; the token's own outer product is read with the weight `first`, then added.
+- Norms are layer norms with a bias; each head's output has a norm of its own (a group norm).
+
+The weights are drawn so that every state row shows, and rounding does not. A head's output at a sequence's start is one value vector times
+the product of receptance and key: were that close to zero, the head's norm would enlarge its rounding errors without bound. So receptances and
+keys lean to one side: the norms before the mixers have a positive bias, and those two projections a positive mean. A state loses about a third
+a token, so that one that is a token late differs; later mixers outweigh what passes by them. tests/quality/test_sensitivity.py holds them to it.
+
+Sources: Peng et al. 2024 (arXiv:2404.05892); llama.cpp's src/models/rwkv6.cpp and rwkv6-base.cpp; the `rwkv` package's RWKV class.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from ..errors import UsageError
+from ..models import Model
+from ..state_sizes import StateLayers
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
+
+NORM_EPSILON = 1e-5
+HEAD_NORM_EPSILON = 64e-5
+BLENDS = 5
+"""Inputs of a time mix: for decay, key, value, receptance and gate."""
+
+
+def check_heads(family: str, dimensions: Dimensions) -> None:
+    """Raise UsageError when the channels cannot be cut into heads."""
+    if dimensions["n_embd"] % dimensions["wkv_head_size"]:
+        raise UsageError(f"{family} needs n_embd divisible by wkv_head_size")
+
+
+def row_widths(dimensions: Dimensions) -> RowWidths:
+    """Of a layer of RWKV-6 or RWKV-7: the inputs of both mixers at the newest token, and the state."""
+    return RowWidths(2 * dimensions["n_embd"], dimensions["n_embd"] * dimensions["wkv_head_size"])
+
+
+def state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
+    """The layers of RWKV-6 or RWKV-7."""
+    state = {"n_embd": dimensions["n_embd"], "wkv_head_size": dimensions["wkv_head_size"], "token_shift_count": 2}
+    return (StateLayers(dimensions["n_layer"], "rwkv", state),)
+
+
+def ends_of_model(dimensions: Dimensions) -> list[TensorFact]:
+    """The weights before the first layer and after the last one, of RWKV-6 and RWKV-7."""
+    n_vocab, n_embd = dimensions["n_vocab"], dimensions["n_embd"]
+    return [
+        TensorFact("token_embedding", (n_vocab, n_embd), "normal", 1.0),
+        TensorFact("embedding_norm", (n_embd,), "uniform", 0.4, 0.8),
+        TensorFact("embedding_norm_bias", (n_embd,), "normal", 0.1),
+        TensorFact("output_norm", (n_embd,), "uniform", 0.4, 0.8),
+        TensorFact("output_norm_bias", (n_embd,), "normal", 0.1),
+        TensorFact("output", (n_vocab, n_embd), "normal", 1 / math.sqrt(n_embd)),
+    ]
+
+
+ENDS_GGUF = (
+    GgufTensor("token_embd.weight", "token_embedding"),
+    GgufTensor("token_embd_norm.weight", "embedding_norm"),
+    GgufTensor("token_embd_norm.bias", "embedding_norm_bias"),
+    GgufTensor("output_norm.weight", "output_norm"),
+    GgufTensor("output_norm.bias", "output_norm_bias"),
+    GgufTensor("output.weight", "output"),
+)
+"""Where those weights stand in a GGUF file."""
+
+
+def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
+    n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
+    mix_rank, decay_rank = dimensions["time_mix_extra_dim"], dimensions["time_decay_extra_dim"]
+    scale = 1 / math.sqrt(n_embd)
+    facts = ends_of_model(dimensions)
+    for layer in range(dimensions["n_layer"]):
+        prefix = f"layers.{layer}."
+        growth = min(1.5**layer, 4.0)
+        facts += [
+            TensorFact(prefix + "time_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
+            TensorFact(prefix + "time_mix_norm_bias", (n_embd,), "normal", 0.1, 0.5),
+            TensorFact(prefix + "blend_base", (n_embd,), "uniform", 0.4, 0.3),
+            TensorFact(prefix + "blend_down", (BLENDS * mix_rank, n_embd), "normal", 0.5 * scale),
+            TensorFact(prefix + "blend_up", (BLENDS, n_embd, mix_rank), "normal", 0.2 / math.sqrt(mix_rank)),
+            TensorFact(prefix + "blends", (BLENDS, n_embd), "uniform", 0.4, 0.2),
+            TensorFact(prefix + "decay_base", (n_embd,), "uniform", 1.0, -1.4),
+            TensorFact(prefix + "decay_down", (decay_rank, n_embd), "normal", 0.5 * scale),
+            TensorFact(prefix + "decay_up", (n_embd, decay_rank), "normal", 0.5 / math.sqrt(decay_rank)),
+            TensorFact(prefix + "first", (n_embd,), "uniform", 0.5, 0.5),
+            TensorFact(prefix + "receptance_projection", (n_embd, n_embd), "normal", 0.5 * scale, 2.0 / n_embd),
+            TensorFact(prefix + "key_projection", (n_embd, n_embd), "normal", 0.5 * scale, 2.0 / n_embd),
+            TensorFact(prefix + "value_projection", (n_embd, n_embd), "normal", scale),
+            TensorFact(prefix + "gate_projection", (n_embd, n_embd), "normal", scale),
+            TensorFact(prefix + "head_norm", (n_embd,), "uniform", 0.4, 0.8),
+            TensorFact(prefix + "head_norm_bias", (n_embd,), "normal", 0.1),
+            TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 1.5 * growth * scale),
+            TensorFact(prefix + "channel_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
+            TensorFact(prefix + "channel_mix_norm_bias", (n_embd,), "normal", 0.1),
+            TensorFact(prefix + "channel_blend_key", (n_embd,), "uniform", 0.4, 0.3),
+            TensorFact(prefix + "channel_blend_receptance", (n_embd,), "uniform", 0.4, 0.3),
+            TensorFact(prefix + "channel_key_projection", (n_ff, n_embd), "normal", scale),
+            TensorFact(prefix + "channel_value_projection", (n_embd, n_ff), "normal", growth / math.sqrt(n_ff)),
+            TensorFact(prefix + "channel_receptance_projection", (n_embd, n_embd), "normal", scale),
+        ]
+    return tuple(facts)
+
+
+def _doubled(model: Model) -> Model:
+    changed = dict(model.dimensions)
+    changed["n_embd"] = 2 * changed.get("n_embd", RWKV6.defaults["n_embd"])
+    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
+
+
+def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
+    return {
+        "general.architecture": "rwkv6",
+        "rwkv6.vocab_size": dimensions["n_vocab"],
+        "rwkv6.context_length": 1 << 20,
+        "rwkv6.embedding_length": dimensions["n_embd"],
+        "rwkv6.block_count": dimensions["n_layer"],
+        "rwkv6.feed_forward_length": dimensions["n_ff"],
+        "rwkv6.attention.head_count": 0,
+        "rwkv6.attention.layer_norm_epsilon": NORM_EPSILON,
+        "rwkv6.wkv.head_size": dimensions["wkv_head_size"],
+        "rwkv6.time_mix_extra_dim": dimensions["time_mix_extra_dim"],
+        "rwkv6.time_decay_extra_dim": dimensions["time_decay_extra_dim"],
+    }
+
+
+def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
+    n_embd, head_size = dimensions["n_embd"], dimensions["wkv_head_size"]
+    shapes = {"blends": (BLENDS, 1, 1, n_embd), "first": (n_embd // head_size, head_size)}
+    names = {
+        "time_mix_norm": "attn_norm.weight", "time_mix_norm_bias": "attn_norm.bias", "blend_base": "time_mix_lerp_x.weight",
+        "blend_down": "time_mix_w1.weight", "blend_up": "time_mix_w2.weight", "blends": "time_mix_lerp_fused.weight",
+        "decay_base": "time_mix_decay.weight", "decay_down": "time_mix_decay_w1.weight", "decay_up": "time_mix_decay_w2.weight",
+        "first": "time_mix_first.weight", "receptance_projection": "time_mix_receptance.weight", "key_projection": "time_mix_key.weight",
+        "value_projection": "time_mix_value.weight", "gate_projection": "time_mix_gate.weight", "head_norm": "time_mix_ln.weight",
+        "head_norm_bias": "time_mix_ln.bias", "out_projection": "time_mix_output.weight", "channel_mix_norm": "attn_norm_2.weight",
+        "channel_mix_norm_bias": "attn_norm_2.bias", "channel_blend_key": "channel_mix_lerp_k.weight",
+        "channel_blend_receptance": "channel_mix_lerp_r.weight", "channel_key_projection": "channel_mix_key.weight",
+        "channel_value_projection": "channel_mix_value.weight", "channel_receptance_projection": "channel_mix_receptance.weight",
+    }  # fmt: skip
+    return ENDS_GGUF + tuple(
+        GgufTensor(f"blk.{layer}.{theirs}", f"layers.{layer}.{ours}", shapes.get(ours))
+        for layer in range(dimensions["n_layer"])
+        for ours, theirs in names.items()
+    )
+
+
+RWKV6 = Family(
+    name="rwkv6",
+    title="RWKV-6: pure recurrent, token shift and a state of outer products in every layer",
+    defaults={
+        "n_vocab": 64,
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_ff": 96,
+        "wkv_head_size": 32,
+        "time_mix_extra_dim": 4,
+        "time_decay_extra_dim": 8,
+    },
+    bounds={"n_vocab": (8, 65536), "n_layer": (1, 64)},
+    check=lambda dimensions: check_heads("rwkv6", dimensions),
+    tensors=_tensors,
+    recurrent_layers=lambda dimensions: tuple(range(dimensions["n_layer"])),
+    attention_layers=lambda dimensions: (),
+    row_widths=row_widths,
+    state_layers=state_layers,
+    doubled=_doubled,
+    gguf_metadata=_gguf_metadata,
+    gguf_tensors=_gguf_tensors,
+)
