@@ -36,6 +36,8 @@ def write_model(path, metadata, tensors, seed_words):
     for key, value in metadata.items():
         if isinstance(value, list):
             writer.add_array(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
         elif isinstance(value, float):

@@ -132,7 +132,7 @@ def finding_of(trial: Trial) -> Finding:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["lfm2moe", "qwen35moe"])
+@pytest.mark.parametrize("family", [name for name in KEEP_SNAPSHOTS if name != "deepseek4"])
 def test_the_script_makes_the_same_model_without_statedrift(bench: Bench, family: str, tmp_path: Path) -> None:
     trial = bench.try_program(parse_program(f"model {family} seed=0; {NEVER_WRITTEN}"))
     if trial.verdict.kind != "wrong-output":
