@@ -48,10 +48,10 @@ INSPECTED_ONE_IN = 5
 """Looking at a state may cost a target a whole recompute: only one program in so many is looked at, from short to long."""
 INSPECTED_STEPS_MAX = 16
 """Longest log whose state is looked at token by token."""
-CUT_UBATCH = 16
-"""Tokens of a ubatch where a log is cut to see what cutting does to rounding."""
 UNJUDGED_MAX = 0.01
 """Largest share of rows that may hang on a selection too close to be judged."""
+CUT_UBATCH = 16
+"""Tokens of a ubatch where a log is cut to see what cutting does to rounding."""
 _CALIBRATION_SALT = 1 << 30
 RunAll = Callable[[Sequence[Program]], Sequence[Run]]
 

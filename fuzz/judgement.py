@@ -41,16 +41,9 @@ def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None) -> list[list[np.ndarray]]:
     """For every run and every one of its spans, the errors of its rows; no row has one where there is no truth. `truths` None: our own recompute."""
-    margins: list[np.ndarray] = []
-    if truths is None:
-        answers = recompute_of(model).answers(_requests(runs))
-        flat: list[np.ndarray | NoTruth] = [answer.rows for answer in answers]
-        margins = [answer.margins for answer in answers]
-    else:
-        flat = [truth for own in truths for truth in own]
-        # whose rows they are held to does not change what hangs on rounding
-        if family_of(model).is_modelled and recompute_of(model).selects:
-            margins = [answer.margins for answer in recompute_of(model).answers(_requests(runs))]
+    answers = recompute_of(model).answers(_requests(runs)) if truths is None or _selects(model) else []
+    flat: list[np.ndarray | NoTruth]
+    flat = [answer.rows for answer in answers] if truths is None else [truth for own in truths for truth in own]
     rows = []
     for run in runs:
         decodes = {index: np.frombuffer(data, np.float32).reshape(-1, width) for index, (data, width) in run.rows.items()}
@@ -59,26 +52,30 @@ def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None)
     together = _errors_together(
         [rows[number] for number in known], [truth for truth in flat if not isinstance(truth, NoTruth) and len(truth)]
     )
+    for number, own in zip(known, together, strict=True):
+        if answers:
+            own[(answers[number].margins < MARGIN_MIN) & np.isfinite(own)] = 0.0
     found = dict(zip(known, together, strict=True))
-    for number, margin in enumerate(margins):
-        if number in found:
-            found[number][(margin < MARGIN_MIN) & np.isfinite(found[number])] = 0.0
     errors = iter([found.get(number, np.zeros(0)) for number in range(len(rows))])
     return [[next(errors) for _ in run.spans] for run in runs]
+
+
+def unjudged_rows(model: Model, runs: Sequence[Run]) -> tuple[int, int]:
+    """How many rows of all runs are not judged because a selection was too close, and how many rows there are."""
+    if not _selects(model):
+        return 0, sum(len(span.indices) for run in runs for span in run.spans)
+    answers = recompute_of(model).answers(_requests(runs))
+    margins = np.concatenate([answer.margins for answer in answers]) if answers else np.zeros(0)
+    return int(np.count_nonzero(margins < MARGIN_MIN)), len(margins)
 
 
 def _requests(runs: Sequence[Run]) -> list[Request]:
     return [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
 
 
-def unjudged_rows(model: Model, runs: Sequence[Run]) -> tuple[int, int]:
-    """How many rows of all runs are not judged because a selection was too close, and how many rows there are."""
-    recompute = recompute_of(model)
-    if not recompute.selects:
-        return 0, sum(len(span.indices) for run in runs for span in run.spans)
-    answers = recompute.answers(_requests(runs))
-    margins = np.concatenate([answer.margins for answer in answers]) if answers else np.zeros(0)
-    return int(np.count_nonzero(margins < MARGIN_MIN)), len(margins)
+def _selects(model: Model) -> bool:
+    """Whether rows may hang on a selection; of an architecture that only an engine knows nothing is known."""
+    return family_of(model).is_modelled and recompute_of(model).selects
 
 
 def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -37,10 +37,8 @@ def write_gguf(model: Model, path: Path) -> None:
     gguf_package()
     family, dimensions = family_of(model), dimensions_of(model)
     metadata = family.gguf_metadata(dimensions)
-    if not metadata:
-        raise UsageError(f"`{model_text(model)}` has no GGUF form; llama.cpp does not run it")
-    if not family.is_modelled:
-        raise UsageError(f"which tensors `{model_text(model)}` has is known to llama.cpp only; see llama_tensors.py")
+    if not metadata or not family.is_modelled:
+        raise UsageError(f"`{model_text(model)}` has no GGUF form of ours; llama.cpp does not run it, or says itself which tensors it has")
     weights = weights_of(model)
     tensors = [(tensor.name, _array(weights[tensor.weight], tensor)) for tensor in family.gguf_tensors(dimensions)]
     write_tensors(metadata, tensors, path)

@@ -64,7 +64,7 @@ class LoadedModel:
         self.output_width: int = call.llama_model_n_embd_out(self.handle)
         self.has_attention_cache = not call.llama_model_is_recurrent(self.handle)
         family, dimensions = family_of(model), dimensions_of(model)
-        self.shows_hidden_states = self.output_width == dimensions["n_embd"]
+        self.has_hidden_states = self.output_width == dimensions["n_embd"]
         self.has_recurrent_layers = bool(family.recurrent_layers(dimensions))
         self.has_attention_layers = bool(family.attention_layers(dimensions))
         self.has_window = bool(family.attention_window(dimensions))
@@ -384,7 +384,7 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
         save_all=True,
         partial=True,
         device=True,
-        embeddings=loaded.shows_hidden_states,
+        embeddings=loaded.has_hidden_states,
         partial_share=True,
         engine=ENGINE,
     )

@@ -67,6 +67,9 @@ FAULTS = {
     "delta_net_snapshot_missing": PlantedFault(
         "kernels/gated_delta_net.py", "if 0 < plane < plane_row", "if 1 < plane < plane_row", "qwen35"
     ),
+    "selective_scan_snapshot_missing": PlantedFault(
+        "kernels/mamba1_scan.py", "if 0 < plane < plane_row", "if 1 < plane < plane_row", "mamba"
+    ),
     "coupled_token_reaches_one_sequence_only": PlantedFault(
         "attention_cache.py", "self._copy(int(new[0]), int(own[0]), token_count)", "pass", "lfm2", programs=1024
     ),

@@ -47,7 +47,8 @@ def test_only_jambas_mixers_have_norms_of_step_b_and_c() -> None:
 def test_a_row_has_the_widths_that_the_facts_say(family: str) -> None:
     model = Model(family)
     widths, made = family_of(model).row_widths(dimensions_of(model)), prepared(model)
-    assert (np.prod(made.convolution_shape), np.prod(made.recurrent_shape)) == widths == (3 * 64, 8 * 64)
+    shapes = np.prod(made.convolution_shape), np.prod(made.recurrent_shape)
+    assert shapes == (widths.convolution, widths.recurrent) == (3 * 64, 8 * 64)
 
 
 @pytest.mark.parametrize("dimensions", [(("n_head", 3),), (("n_head", 4), ("n_head_kv", 3))])
