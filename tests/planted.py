@@ -54,13 +54,6 @@ FAULTS = {
         "        for rows in (*self.keys, *self.values):\n            rows[:, target",
         "qwen4exp",
     ),
-    "restore_forgets_raw_index_keys": PlantedFault(
-        "attention_cache.py",
-        "self.index_rows[:, cells] = index",
-        "self.index_rows[:, cells, -1:] = index[:, :, -1:]",
-        "qwen4exp_blocks",
-        programs=512,
-    ),
     "embeddings_window_not_cleared": PlantedFault(
         "qwen4exp.py", "    zero_rows(memory.embedding_rows, plan.zero_row[first:last])\n", "", "qwen4exp"
     ),
