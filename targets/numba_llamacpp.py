@@ -9,9 +9,9 @@ Source: statedrift/impl/llamacpp.
 
 from importlib import metadata
 
+from ..impl.llamacpp.architectures import ARCHITECTURES
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UsageError
-from ..spec.families import FAMILIES
 from ..spec.models import Model
 from ..spec.target import Session, Undocumented
 from .llamacpp import TARGET as ENGINE
@@ -23,7 +23,7 @@ class NumbaLlamaTarget:
 
     name = "numba-llamacpp"
     isolated = False
-    families: tuple[str, ...] = tuple(name for name in ENGINE.families if name in FAMILIES)
+    families: tuple[str, ...] = tuple(name for name in ENGINE.families if name in ARCHITECTURES)
     poison = False
     undocumented: tuple[Undocumented, ...] = ENGINE.undocumented
 
