@@ -218,9 +218,10 @@ def descendants(process: int) -> set[int]:
 
 
 SCRIPT = """
-import sys
+import signal
 from statedrift.fuzz.campaign import Settings, run_campaign
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
     done = run_campaign(Settings({target!r}, ("lfm2",), seconds=60.0, jobs=2), lambda progress: print(progress.programs, flush=True))
     print("complete" if done.account.complete else "incomplete", len(done.findings))
 """
