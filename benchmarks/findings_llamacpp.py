@@ -38,10 +38,12 @@ LOSSES = {
     },
     "nonfinite": {"": "Outputs are NaN or infinite: sampling from them fails, or picks anything."},
     "wrong-position": {
-        "": "What the library says of a sequence's positions is not what it holds: who numbers the next token by it leaves a gap, or writes over what is there."
+        "": "What llama_memory_seq_pos_min and _max say of a sequence is not what it holds: who goes by them (to number tokens, to see what a cache still has) is misled."
     },
-    "bad-refusal": {"": "A call that has all that it needs is refused: the caller loses the sequence, or what was saved of it."},
-    "false-success": {"": "The call says yes and has not done it: the caller goes on as if it had."},
+    "bad-refusal": {"": "A call that has all that it needs is refused, and what the caller wanted does not happen."},
+    "false-success": {
+        "": "The call says yes, or cannot say no, and has not done what it was asked, or only a part of it: the caller goes on as if it had."
+    },
     "partial-effect": {"": "The call says no and has changed something all the same: what the caller believes to be untouched is not."},
     "crash": {"": "The process dies, with every other sequence in it."},
     "hang": {"": "The call does not return."},
@@ -53,7 +55,7 @@ HEADER = {
     ),
     "remove": (
         "llama_memory_seq_rm: \"Removes all tokens that belong to the specified sequence and have positions in [p0, p1)\", "
-        "\"Returns false if a partial sequence cannot be removed\""
+        "\"Returns false if a partial sequence cannot be removed\", \"Removing a whole sequence never fails\""
     ),
     "drop": "llama_memory_seq_rm: \"Removing a whole sequence never fails\"",
     "share": "llama_memory_seq_cp: \"Copy all tokens that belong to the specified sequence to another sequence\"",
@@ -61,15 +63,19 @@ HEADER = {
     "shift": "llama_memory_seq_add: \"Adds relative position \"delta\" to all tokens that belong to the specified sequence and have positions in [p0, p1)\"",
     "divide": "llama_memory_seq_div: \"Integer division of the positions by factor of `d > 1`\"",
     "clear": "llama_memory_clear: \"Clear the memory contents\"",
-    "cancel": "abort_callback: \"if it returns true, execution of llama_decode() will be aborted\"",
+    "cancel": (
+        "abort_callback: \"if it returns true, execution of llama_decode() will be aborted\", \"currently works only with CPU execution\"; llama_decode, of "
+        "what is aborted: \"the ubatches that have been processed will remain in the memory state of the context\""
+    ),
 }  # fmt: skip
 """Sentences of llama.h about the calls that an operation becomes."""
 
 
 CAUSES = {
     "plamo2": (
-        "src/models/plamo2.cpp, build_plamo2_mamba_layer: the projected input {2 * d_inner, tokens, sequences} is permuted to {.., sequences, tokens} and then read as if it "
-        "had not been, so that with several sequences of several tokens in a ubatch every row is taken for another's"
+        "src/models/plamo2.cpp, build_plamo2_mamba_layer, two places: the projected input {2 * d_inner, tokens, sequences} is permuted to {.., sequences, tokens} and then "
+        "read as if it had not been, so that of several sequences with several tokens in a ubatch most rows are taken for others; and the new states are written at kv_head * "
+        "n_seqs rows, where the other Mamba graphs have kv_head, so that several sequences whose cells do not begin at 0 write to other rows, or past the last one"
     ),
     "arwkv7": (
         "src/llama-graph.cpp, build_rwkv_token_shift_store: the last normed input of every sequence is a view with gaps (the other tokens lie between), and it is copied through "
@@ -227,7 +233,8 @@ def _documentation(finding: Finding) -> str:
         lines += [f"Not documented: {use}. {sentences.get(use, '')}" for use in finding.undocumented_uses]
     names = dict.fromkeys(operation_name(operation) for operation in finding.program.operations)
     lines += [f"The header, of `{name}`: {HEADER[name]}." for name in names if name in HEADER]
-    return "\n".join(f"- {line}" for line in lines) or "- Nothing but `llama_decode` and saved states is used."
+    used = "`llama_decode`" + (" and saved states" if any(name.startswith(("save", "restore")) for name in names) else "")
+    return "\n".join(f"- {line}" for line in lines) or f"- Nothing but {used} is used."
 
 
 def _cause_parts(campaigns: Sequence[Campaign]) -> list[str]:
@@ -238,8 +245,11 @@ def _cause_parts(campaigns: Sequence[Campaign]) -> list[str]:
         for finding in campaign.findings
         if finding.verdict.kind == "wrong-output" and {operation_name(operation) for operation in finding.program.operations} == {"decode"}
     }
-    lines = [f"- {family}: {CAUSES[family]}." for family in sorted(plain & CAUSES.keys())]
-    told = "These need no state operation at all: several sequences in one batch are enough. What was read in the source (no build with it changed was made):"
+    by_cause: dict[str, list[str]] = defaultdict(list)
+    for family in sorted(plain & CAUSES.keys()):
+        by_cause[CAUSES[family]].append(family)
+    lines = [f"- {', '.join(families)}: {cause}." for cause, families in by_cause.items()]
+    told = "These need no state operation at all: several sequences in one batch are enough. What was read in the source (no build with it changed was made; there may be more):"
     return ["## Plain decodes of several sequences", told, "\n".join(lines)] if lines else []
 
 
@@ -273,6 +283,9 @@ def _gaps(campaigns: Sequence[Campaign], tested: Sequence[str], groups: Sequence
             yield f"never accepted in the campaign of {', '.join(campaign.account.families)}: {', '.join(names)}"
         if not campaign.account.complete:
             yield f"the campaign of {', '.join(campaign.account.families)} was stopped before its end"
+    untested = [family for family in TARGET.families if family not in tested]
+    if untested:
+        yield f"Families that the target runs and no campaign here had: {', '.join(untested)}."
     yield "Only the CPU backend, one thread, float32 attention cells and no flash attention; no quantised weights, no large model, no long context, no other build."
     yield "Causes are named only where the source was read, above; a title says what happens, not why. Two faults of one signature are one row, and one fault can be several rows."
 
@@ -284,7 +297,7 @@ def _campaign_line(campaign: Campaign) -> str:
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in account.verdicts.items() if count)
     return (
         f"- `statedrift fuzz --target {account.target} --oracle {account.oracle} {' '.join(f'--family {family}' for family in account.families)}"
-        f" --seed {account.seed}`, {account.programs:,} programs: {kinds}{floor}"
+        f" --seed {account.seed} --programs {account.programs}`, {account.programs:,} programs: {kinds}{floor}"
     )
 
 

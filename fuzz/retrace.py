@@ -86,8 +86,8 @@ def _opening_uses(cache: CacheConfiguration, capabilities: Capabilities) -> set[
 def _uses(moment: Moment) -> set[str]:
     checker, logs = moment.checker, moment.checker.ledger.logs
     match moment.operation:
-        case Share(source=source, destination=destination, start=start, end=end) if source != destination:
-            onto = {"share-onto-nonempty"} if logs[destination].tokens else set()
+        case Share(source=source, destination=destination, start=start, end=end):
+            onto = {"share-onto-nonempty"} if source != destination and logs[destination].tokens else set()
             return onto | ({"partial-share"} if (start, end) != (-1, -1) else set())
         case Shift(sequence=sequence) if _is_shared(logs, sequence):
             return {"shift-of-shared"}

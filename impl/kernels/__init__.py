@@ -10,11 +10,12 @@ Rules
 
 Numba's cache on disk looks only at the file of the function itself, so a function that calls a kernel of another file would go on
 with that kernel's old code after an edit. `discard_stale_code`, run on import, removes compiled code when any source that
-holds kernels has changed.
+holds kernels, or a constant of a family, has changed.
 """
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
@@ -31,11 +32,14 @@ def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
 
 
 _STAMP = "statedrift-sources.blake2b"
+_CONSTANT = re.compile(rb"^[A-Z][A-Z0-9_]* = .*$", re.MULTILINE)
+_HERE = Path(__file__).parent
 
 
-def discard_stale_code(folders: tuple[Path, ...]) -> bool:
+def discard_stale_code(folders: tuple[Path, ...], constants: tuple[Path, ...] = ()) -> bool:
     """Remove Numba's compiled code beside the sources in `folders` unless it was made from them as they are; say whether it was removed.
 
+    constants  files whose module-level constants (NAME = ...) are compiled into kernels that import them
     What was compiled into another place (NUMBA_CACHE_DIR) is left alone. A folder that cannot be written is left as it is.
     """
     digest = hashlib.blake2b(digest_size=16)
@@ -43,6 +47,8 @@ def discard_stale_code(folders: tuple[Path, ...]) -> bool:
         text = source.read_bytes()
         if b"@kernel" in text:
             digest.update(text)
+    for source in constants:
+        digest.update(b"\n".join(_CONSTANT.findall(source.read_bytes())))
     compiled = folders[0] / "__pycache__"
     stamp = compiled / _STAMP
     with contextlib.suppress(OSError):
@@ -58,4 +64,4 @@ def discard_stale_code(folders: tuple[Path, ...]) -> bool:
     return False
 
 
-discard_stale_code((Path(__file__).parent, Path(__file__).parent.parent))
+discard_stale_code((_HERE, _HERE.parent), tuple(sorted((_HERE.parent.parent / "spec" / "families").glob("*.py"))))

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from statedrift.fuzz.trial import Bench
 from statedrift.oracle.recompute import use_one_thread
+from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.models import Model
+from statedrift.targets.registry import load_target
 
 from tests.quality.test_sensitivity import EFFECT_MIN, LENGTHS, SEEDS, effect_of_a_token_ten_back, effects, logits_of_a_long_log
 
@@ -55,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--targets", nargs="*", default=["numba"], help="whose noise floor to measure")
     given = parser.parse_args(arguments)
+    for target in given.targets:
+        try:
+            load_target(target)
+        except (UsageError, UnavailableError) as error:
+            parser.error(str(error))
     use_one_thread()
     print("\n".join(effect_lines(given.family, given.seeds)))
     print("\n".join(summary_lines(given.family, given.seeds, given.targets)))

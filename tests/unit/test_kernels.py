@@ -461,6 +461,13 @@ def test_compiled_code_is_discarded_when_a_source_changes_and_only_then(tmp_path
     (folder / "one.py").write_text("@kernel\ndef f(x): return 2\n")
     assert discard_stale_code((folder,))
     assert not index.exists()
+    facts = tmp_path / "facts.py"
+    facts.write_text("NORM_EPSILON = 1e-5\nother = 1\n")
+    assert discard_stale_code((folder,), (facts,))
+    facts.write_text("NORM_EPSILON = 1e-5\nother = 2\n")
+    assert not discard_stale_code((folder,), (facts,))
+    facts.write_text("NORM_EPSILON = 1e-6\nother = 2\n")
+    assert discard_stale_code((folder,), (facts,))
 
 
 def test_a_squared_relu_drops_what_is_negative_and_keeps_nan():
