@@ -6,7 +6,7 @@ Rules
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
@@ -16,6 +16,23 @@ from .forest import Forest, PathBatch
 def root_mean_square_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """x / rms(x) * weight over the last axis; float64 [..., channels]."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
+
+
+def laid_out(
+    weights: Mapping[str, torch.Tensor], matrices: Container[str], convolutions: Container[str] = ("convolution",)
+) -> dict[str, torch.Tensor]:
+    """Weights as forwards use them, by the last word of their names: `matrices` [in, out], `convolutions` [taps, channels] with the newest tap
+    first, decay rates `a_log` as -exp(a_log); the others as they are."""
+    result = {}
+    for name, weight in weights.items():
+        kind = name.rsplit(".", 1)[-1]
+        if kind in matrices:
+            result[name] = weight.T.contiguous()
+        elif kind in convolutions:
+            result[name] = weight.flip(1).T.contiguous()
+        else:
+            result[name] = -weight.exp() if kind == "a_log" else weight
+    return result
 
 
 def expert_mixture(x: torch.Tensor, shares: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -28,6 +45,18 @@ def expert_mixture(x: torch.Tensor, shares: torch.Tensor, gate: torch.Tensor, up
     """
     inner = torch.nn.functional.silu(torch.einsum("nc,efc->nef", x, gate)) * torch.einsum("nc,efc->nef", x, up)
     return torch.einsum("nef,ecf,ne->nc", inner, down, shares)
+
+
+def mixture_beside_a_shared_expert(x: torch.Tensor, weights: Mapping[str, torch.Tensor], prefix: str, shared_share: str) -> torch.Tensor:
+    """Experts by softmax shares, and one that every node uses by the sigmoid of a score of its own; float64 [nodes, n_embd] in and out.
+
+    prefix        of the layer's weights: router, expert_gate, expert_up, expert_down (as in `expert_mixture`), shared_gate, shared_up, shared_down
+    shared_share  what the projection to the shared expert's score is called
+    """
+    shares = (x @ weights[prefix + "router"]).softmax(-1)
+    mixed = expert_mixture(x, shares, *(weights[prefix + name] for name in ("expert_gate", "expert_up", "expert_down")))
+    inner = torch.nn.functional.silu(x @ weights[prefix + "shared_gate"]) * (x @ weights[prefix + "shared_up"])
+    return mixed + (x @ weights[prefix + shared_share]).sigmoid() * (inner @ weights[prefix + "shared_down"])
 
 
 def windows(x: torch.Tensor, forest: Forest, first: int, count: int) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from ..spec.families import Dimensions
 from ..spec.families.jamba import JAMBA, head_size
 from ..spec.families.mamba import NORM_EPSILON
 from . import mamba
-from .blocks import masked_attention, root_mean_square_norm
+from .blocks import laid_out, masked_attention, root_mean_square_norm
 from .forest import Forest
 from .trace import Trace
 
@@ -39,9 +39,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: those of Mamba-1 layers as mamba does, and matrices [in, out]."""
-    result = mamba.prepared(dimensions, weights)
-    return result | {name: weight.T.contiguous() for name, weight in weights.items() if name.rsplit(".", 1)[-1] in MATRICES}
+    """The weights as the forward uses them (`laid_out`)."""
+    return laid_out(weights, (*mamba.MATRICES, *MATRICES))
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:

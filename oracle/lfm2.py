@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window, head_size
-from .blocks import causal_convolution, masked_attention, root_mean_square_norm, rotated
+from .blocks import causal_convolution, laid_out, masked_attention, root_mean_square_norm, rotated
 from .forest import Forest
 from .trace import Trace
 
@@ -39,17 +39,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: matrices [in, out], convolution taps [taps, channels] newest first."""
-    result = {}
-    for name, weight in weights.items():
-        kind = name.rsplit(".", 1)[-1]
-        if kind in MATRICES:
-            result[name] = weight.T.contiguous()
-        elif kind == "convolution":
-            result[name] = weight.flip(1).T.contiguous()
-        else:
-            result[name] = weight
-    return result
+    """The weights as the forward uses them (`laid_out`)."""
+    return laid_out(weights, MATRICES)
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.mamba import NORM_EPSILON, inner_channels
-from .blocks import causal_convolution, gather, root_mean_square_norm, scatter
+from .blocks import causal_convolution, gather, laid_out, root_mean_square_norm, scatter
 from .forest import Forest
 from .trace import Trace
 
@@ -41,19 +41,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: matrices [in, out], convolution taps [taps, channels] newest first, decay rates -exp(a_log)."""
-    result = {}
-    for name, weight in weights.items():
-        kind = name.rsplit(".", 1)[-1]
-        if kind in MATRICES:
-            result[name] = weight.T.contiguous()
-        elif kind == "convolution":
-            result[name] = weight.flip(1).T.contiguous()
-        elif kind == "a_log":
-            result[name] = -weight.exp()
-        else:
-            result[name] = weight
-    return result
+    """The weights as the forward uses them (`laid_out`)."""
+    return laid_out(weights, MATRICES)
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:

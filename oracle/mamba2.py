@@ -15,11 +15,12 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.mamba2 import NORM_EPSILON, convolution_channels
-from .blocks import causal_convolution, gather, root_mean_square_norm, scatter
+from .blocks import causal_convolution, gather, laid_out, root_mean_square_norm, scatter
 from .forest import Forest
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
+MATRICES = ("in_projection", "out_projection", "output")
 
 EXPONENT_MAX = 300.0
 """Bound on exponents of decay factors: the product of two factors stays far inside float64."""
@@ -41,21 +42,10 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: matrices [in, out], convolution taps [taps, channels] newest first, decays -exp(a_log), d for every channel."""
-    result = {}
-    for name, weight in weights.items():
-        kind = name.rsplit(".", 1)[-1]
-        if kind in ("in_projection", "out_projection", "output"):
-            result[name] = weight.T.contiguous()
-        elif kind == "convolution":
-            result[name] = weight.flip(1).T.contiguous()
-        elif kind == "a_log":
-            result[name] = -weight.exp()
-        elif kind == "d":
-            result[name] = weight.repeat_interleave(dimensions["d_inner"] // dimensions["n_head"])
-        else:
-            result[name] = weight
-    return result
+    """The weights as the forward uses them (`laid_out`), d for every channel."""
+    channels = dimensions["d_inner"] // dimensions["n_head"]
+    skips = {name: weight.repeat_interleave(channels) for name, weight in weights.items() if name.rsplit(".", 1)[-1] == "d"}
+    return laid_out(weights, MATRICES) | skips
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:

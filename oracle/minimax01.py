@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.minimax01 import MINIMAX01, NORM_EPSILON, RESIDUAL_SCALE, ROPE_THETA, inner_channels, rates
-from .blocks import expert_mixture, masked_attention, partly_rotated, root_mean_square_norm
+from .blocks import expert_mixture, laid_out, masked_attention, partly_rotated, root_mean_square_norm
 from .forest import Forest
 from .mamba2 import masked_quadratic_form, states_after
 from .trace import Trace
@@ -40,8 +40,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: matrices [in, out], but those of experts."""
-    return {name: weight.T.contiguous() if name.rsplit(".", 1)[-1] in MATRICES else weight for name, weight in weights.items()}
+    """The weights as the forward uses them (`laid_out`); experts stay as they are."""
+    return laid_out(weights, MATRICES)
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:

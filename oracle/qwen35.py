@@ -15,7 +15,7 @@ from ..spec.families.delta_net import NORM_EPSILON, key_heads_in_turn
 from ..spec.families.qwen35 import QWEN35
 from . import delta_net as delta_net_block
 from . import gated_attention as attention_block
-from .blocks import root_mean_square_norm
+from .blocks import laid_out, root_mean_square_norm
 from .delta_net import delta_net, delta_net_channels
 from .delta_rule import levels_of
 from .forest import Forest
@@ -42,19 +42,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: matrices [in, out], convolution taps [taps, channels] newest first, decay rates -exp(a_log)."""
-    result = {}
-    for name, weight in weights.items():
-        kind = name.rsplit(".", 1)[-1]
-        if kind in MATRICES:
-            result[name] = weight.T.contiguous()
-        elif kind == "convolution":
-            result[name] = weight.flip(1).T.contiguous()
-        elif kind == "a_log":
-            result[name] = -weight.exp()
-        else:
-            result[name] = weight
-    return result
+    """The weights as the forward uses them (`laid_out`)."""
+    return laid_out(weights, MATRICES)
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:

@@ -6,14 +6,13 @@ Source: Transformers' Qwen3NextForCausalLM for names and the order of parts.
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.delta_net import NORM_EPSILON, key_heads_side_by_side
 from ..spec.families.qwen3next import QWEN3NEXT, split_rates
 from . import delta_net as delta_net_block
 from . import gated_attention as attention_block
-from .blocks import expert_mixture, root_mean_square_norm
+from .blocks import laid_out, mixture_beside_a_shared_expert, root_mean_square_norm
 from .delta_net import delta_net, delta_net_channels
 from .delta_rule import levels_of
 from .forest import Forest
@@ -43,23 +42,15 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: matrices [in, out], those to beta and to the step apart, convolution taps [taps, channels]
-    newest first, decay rates -exp(a_log); experts stay [experts, out, in]."""
-    result = {}
+    """The weights as the forward uses them (`laid_out`), those to beta and to the step apart; experts stay as they are."""
+    apart = {}
     for name, weight in weights.items():
         place, _, kind = name.rpartition(".")
-        if kind in MATRICES:
-            result[name] = weight.T.contiguous()
-        elif kind == "rates_projection":
-            beta, step = split_rates(dimensions, weight)
-            result[f"{place}.beta_projection"], result[f"{place}.step_projection"] = beta.T.contiguous(), step.T.contiguous()
-        elif kind == "convolution":
-            result[name] = weight.flip(1).T.contiguous()
-        elif kind == "a_log":
-            result[name] = -weight.exp()
+        if kind == "rates_projection":
+            apart[f"{place}.beta_projection"], apart[f"{place}.step_projection"] = split_rates(dimensions, weight)
         else:
-            result[name] = weight
-    return result
+            apart[name] = weight
+    return laid_out(apart, MATRICES)
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
@@ -77,17 +68,11 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
             hidden = hidden + gated_attention(dimensions, weights, prefix, normed, forest, layer, trace)
         else:
             hidden = hidden + delta_net(dimensions, weights, prefix, normed, key_heads, forest, levels, layer, trace)
-        hidden = hidden + _experts(weights, prefix, root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON))
+        normed = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
+        hidden = hidden + mixture_beside_a_shared_expert(normed, weights, prefix, "shared_router")
     return hidden
 
 
 def final_norm(weights: Tensors, hidden: torch.Tensor) -> torch.Tensor:
     """The norm before the output projection; float64 [nodes, n_embd]."""
     return root_mean_square_norm(hidden, weights["output_norm"], NORM_EPSILON)
-
-
-def _experts(weights: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
-    shares = (x @ weights[prefix + "router"]).softmax(-1)
-    mixed = expert_mixture(x, shares, *(weights[f"{prefix}expert_{part}"] for part in ("gate", "up", "down")))
-    inner = functional.silu(x @ weights[prefix + "shared_gate"]) * (x @ weights[prefix + "shared_up"])
-    return mixed + (x @ weights[prefix + "shared_router"]).sigmoid() * (inner @ weights[prefix + "shared_down"])

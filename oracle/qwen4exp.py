@@ -28,7 +28,7 @@ from ..spec.families.qwen4exp import (
 from ..spec.families.qwen35 import attention_layers
 from . import delta_net as delta_net_block
 from . import gated_attention as attention_block
-from .blocks import expert_mixture, partly_rotated, root_mean_square_norm, windows
+from .blocks import laid_out, mixture_beside_a_shared_expert, partly_rotated, root_mean_square_norm, windows
 from .delta_net import delta_net, delta_net_channels
 from .delta_rule import levels_of
 from .forest import Forest
@@ -66,19 +66,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: matrices [in, out], convolution taps [taps, channels] newest first, decay rates -exp(a_log)."""
-    result = {}
-    for name, weight in weights.items():
-        kind = name.rsplit(".", 1)[-1]
-        if kind in MATRICES:
-            result[name] = weight.T.contiguous()
-        elif kind in ("convolution", "ngram_convolution"):
-            result[name] = weight.flip(1).T.contiguous()
-        elif kind == "a_log":
-            result[name] = -weight.exp()
-        else:
-            result[name] = weight
-    return result
+    """The weights as the forward uses them (`laid_out`)."""
+    return laid_out(weights, MATRICES, ("convolution", "ngram_convolution"))
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
@@ -117,7 +106,7 @@ def hidden_states_and_margins(
             y = delta_net(dimensions, weights, prefix, mixed, key_heads, forest, levels, layer, trace, torch.sigmoid)
         streams = _injected(streams, y, shares)
         mixed, shares = _mixed(dimensions, weights, prefix + "ffn_", streams)
-        streams = _injected(streams, _experts(weights, prefix, mixed), shares)
+        streams = _injected(streams, mixture_beside_a_shared_expert(mixed, weights, prefix, "shared_share"), shares)
     return _mixed(dimensions, weights, "output_", streams)[0], row_margins, state_margins
 
 
@@ -208,10 +197,3 @@ def _attention(
     if trace is not None:
         trace.index(layer, raw_key)
     return y, margins
-
-
-def _experts(weights: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
-    shares = (x @ weights[prefix + "router"]).softmax(-1)
-    shared = functional.silu(x @ weights[prefix + "shared_gate"]) * (x @ weights[prefix + "shared_up"])
-    own = expert_mixture(x, shares, *(weights[prefix + name] for name in ("expert_gate", "expert_up", "expert_down")))
-    return own + (x @ weights[prefix + "shared_share"]).sigmoid() * (shared @ weights[prefix + "shared_down"])
