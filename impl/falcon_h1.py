@@ -22,6 +22,7 @@ from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm,
 from .kernels.rows import zero_rows
 from .mamba2_mixer import MixerWeights, mix, mixer_room, mixer_shapes, prepare_mixer
 from .memory import aligned
+from .stacking import stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -47,25 +48,19 @@ class FalconH1Weights(NamedTuple):
 def prepare(dimensions: Dimensions, weights: Weights) -> FalconH1Weights:
     """Lay the family's weights out for `forward`."""
     layers = tuple(range(dimensions["n_layer"]))
-
-    def matrices(name: str) -> np.ndarray:
-        return aligned(np.stack([weights[f"layers.{layer}.{name}"].T for layer in layers]))
-
-    def vectors(name: str) -> np.ndarray:
-        return aligned(np.stack([weights[f"layers.{layer}.{name}"] for layer in layers])[:, None, :])
-
+    n_embd, n_ff, n_embd_kv = dimensions["n_embd"], dimensions["n_ff"], head_size(dimensions) * dimensions["n_head_kv"]
     return FalconH1Weights(
         embedding=aligned(weights["token_embedding"]),
-        norm=vectors("norm"),
+        norm=stacked_norms(weights, "norm", layers, n_embd),
         mixer=prepare_mixer(mixer_dimensions(dimensions), weights, layers),
-        q_projection=matrices("q_projection"),
-        k_projection=matrices("k_projection"),
-        v_projection=matrices("v_projection"),
-        attention_out=matrices("attention_out"),
-        ffn_norm=vectors("ffn_norm"),
-        ffn_gate=matrices("ffn_gate"),
-        ffn_up=matrices("ffn_up"),
-        ffn_down=matrices("ffn_down"),
+        q_projection=stacked_matrices(weights, "q_projection", layers, n_embd, n_embd),
+        k_projection=stacked_matrices(weights, "k_projection", layers, n_embd_kv, n_embd),
+        v_projection=stacked_matrices(weights, "v_projection", layers, n_embd_kv, n_embd),
+        attention_out=stacked_matrices(weights, "attention_out", layers, n_embd, n_embd),
+        ffn_norm=stacked_norms(weights, "ffn_norm", layers, n_embd),
+        ffn_gate=stacked_matrices(weights, "ffn_gate", layers, n_ff, n_embd),
+        ffn_up=stacked_matrices(weights, "ffn_up", layers, n_ff, n_embd),
+        ffn_down=stacked_matrices(weights, "ffn_down", layers, n_embd, n_ff),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
     )

@@ -23,6 +23,7 @@ from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm,
 from .kernels.rows import zero_rows
 from .mamba1_mixer import MixerWeights, mix, mixer_room, mixer_shapes, prepare_mixer
 from .memory import aligned
+from .stacking import places, stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -52,27 +53,19 @@ def prepare(dimensions: Dimensions, weights: Weights) -> JambaWeights:
     recurrent, attention = JAMBA.recurrent_layers(dimensions), JAMBA.attention_layers(dimensions)
     n_embd, n_ff, n_embd_kv = dimensions["n_embd"], dimensions["n_ff"], head_size(dimensions) * dimensions["n_head_kv"]
 
-    def matrices(name: str, layers: tuple[int, ...], n_out: int, n_in: int) -> np.ndarray:
-        arrays = [weights[f"layers.{layer}.{name}"].T for layer in layers]
-        return aligned(np.stack(arrays) if arrays else np.zeros((0, n_in, n_out), np.float32))
-
-    def norms(name: str) -> np.ndarray:
-        return aligned(np.stack([weights[f"layers.{layer}.{name}"] for layer in every])[:, None, :])
-
-    place = [recurrent.index(layer) if layer in recurrent else -1 - attention.index(layer) for layer in every]
     return JambaWeights(
-        place=np.array(place, np.int64),
+        place=places(dimensions["n_layer"], recurrent, attention),
         embedding=aligned(weights["token_embedding"]),
-        input_norm=norms("input_norm"),
+        input_norm=stacked_norms(weights, "input_norm", every, n_embd),
         mixer=prepare_mixer(dimensions, weights, recurrent),
-        q_projection=matrices("q_projection", attention, n_embd, n_embd),
-        k_projection=matrices("k_projection", attention, n_embd_kv, n_embd),
-        v_projection=matrices("v_projection", attention, n_embd_kv, n_embd),
-        attention_out_projection=matrices("attention_out_projection", attention, n_embd, n_embd),
-        ffn_norm=norms("ffn_norm"),
-        ffn_gate=matrices("ffn_gate", every, n_ff, n_embd),
-        ffn_up=matrices("ffn_up", every, n_ff, n_embd),
-        ffn_down=matrices("ffn_down", every, n_embd, n_ff),
+        q_projection=stacked_matrices(weights, "q_projection", attention, n_embd, n_embd),
+        k_projection=stacked_matrices(weights, "k_projection", attention, n_embd_kv, n_embd),
+        v_projection=stacked_matrices(weights, "v_projection", attention, n_embd_kv, n_embd),
+        attention_out_projection=stacked_matrices(weights, "attention_out_projection", attention, n_embd, n_embd),
+        ffn_norm=stacked_norms(weights, "ffn_norm", every, n_embd),
+        ffn_gate=stacked_matrices(weights, "ffn_gate", every, n_ff, n_embd),
+        ffn_up=stacked_matrices(weights, "ffn_up", every, n_ff, n_embd),
+        ffn_down=stacked_matrices(weights, "ffn_down", every, n_embd, n_ff),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
     )

@@ -29,7 +29,7 @@ from .latent_attention import (
     prepare_latent_attention,
 )
 from .memory import aligned
-from .stacking import stacked, stacked_matrices, stacked_norms
+from .stacking import places, stacked_experts, stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 _EXPERT_SCALE = np.float32(EXPERT_SCALE)
@@ -64,13 +64,9 @@ def prepare(dimensions: Dimensions, weights: Weights) -> KimiLinearWeights:
     recurrent, attention = KIMI_LINEAR.recurrent_layers(dimensions), KIMI_LINEAR.attention_layers(dimensions)
     dense, sparse = every[: dimensions["n_dense"]], every[dimensions["n_dense"] :]
     n_embd, n_ff, n_expert, n_ff_expert = (dimensions[name] for name in ("n_embd", "n_ff", "n_expert", "n_ff_expert"))
-    place = [recurrent.index(layer) if layer in recurrent else -1 - attention.index(layer) for layer in every]
-
-    def experts(name: str, n_out: int, n_in: int) -> np.ndarray:
-        return aligned(stacked(weights, name, sparse, n_expert, n_out, n_in).transpose(0, 1, 3, 2))
 
     return KimiLinearWeights(
-        place=np.array(place, np.int64),
+        place=places(dimensions["n_layer"], recurrent, attention),
         embedding=aligned(weights["token_embedding"]),
         input_norm=stacked_norms(weights, "input_norm", every, n_embd),
         delta=prepare_kimi_delta(dimensions, weights, recurrent),
@@ -80,9 +76,9 @@ def prepare(dimensions: Dimensions, weights: Weights) -> KimiLinearWeights:
         ffn_up=stacked_matrices(weights, "ffn_up", dense, n_ff, n_embd),
         ffn_down=stacked_matrices(weights, "ffn_down", dense, n_embd, n_ff),
         router=stacked_matrices(weights, "router", sparse, n_expert, n_embd),
-        expert_gate=experts("expert_gate", n_ff_expert, n_embd),
-        expert_up=experts("expert_up", n_ff_expert, n_embd),
-        expert_down=experts("expert_down", n_embd, n_ff_expert),
+        expert_gate=stacked_experts(weights, "expert_gate", sparse, n_expert, n_ff_expert, n_embd),
+        expert_up=stacked_experts(weights, "expert_up", sparse, n_expert, n_ff_expert, n_embd),
+        expert_down=stacked_experts(weights, "expert_down", sparse, n_expert, n_embd, n_ff_expert),
         shared_gate=stacked_matrices(weights, "shared_gate", sparse, n_ff_expert, n_embd),
         shared_up=stacked_matrices(weights, "shared_up", sparse, n_ff_expert, n_embd),
         shared_down=stacked_matrices(weights, "shared_down", sparse, n_embd, n_ff_expert),

@@ -19,9 +19,10 @@ from .forwards import FULL, WINDOWED, Memory, Sights
 from .kernels import kernel
 from .kernels.attention import remember_and_attend
 from .kernels.causal_convolution import causal_convolution
-from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, rotary_table, rotate, write_wanted_rows
+from .kernels.dense import add_rows, embed, gated_linear_unit, linear, multiply_rows, rms_norm, rotary_table, rotate, write_wanted_rows
 from .kernels.rows import zero_rows
 from .memory import aligned
+from .stacking import places, stacked, stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -59,38 +60,27 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Lfm2Weights:
     n_embd, head_dim = dimensions["n_embd"], head_size(dimensions)
     n_embd_kv = head_dim * dimensions["n_head_kv"]
 
-    def stacked(name: str, layers: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-        arrays = [weights[f"layers.{layer}.{name}"] for layer in layers]
-        return np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
-
-    def matrices(name: str, layers: tuple[int, ...], n_out: int, n_in: int) -> np.ndarray:
-        return aligned(stacked(name, layers, (n_out, n_in)).transpose(0, 2, 1))
-
-    def vectors(name: str, layers: tuple[int, ...], channels: int) -> np.ndarray:
-        return aligned(stacked(name, layers, (channels,))[:, None, :])
-
-    projection = stacked("in_projection", convolution, (3 * n_embd, n_embd)).transpose(0, 2, 1)
-    place = [convolution.index(layer) if layer in convolution else -1 - attention.index(layer) for layer in every]
+    projection = stacked(weights, "in_projection", convolution, 3 * n_embd, n_embd).transpose(0, 2, 1)
     return Lfm2Weights(
-        place=np.array(place, np.int64),
+        place=places(dimensions["n_layer"], convolution, attention),
         sight=WINDOWED if attention_window(dimensions) else FULL,
         embedding=aligned(weights["token_embedding"]),
-        operator_norm=vectors("operator_norm", every, n_embd),
+        operator_norm=stacked_norms(weights, "operator_norm", every, n_embd),
         before_projection=aligned(projection[:, :, :n_embd]),
         after_projection=aligned(projection[:, :, n_embd : 2 * n_embd]),
         value_projection=aligned(projection[:, :, 2 * n_embd :]),
-        taps=matrices("convolution", convolution, n_embd, dimensions["l_cache"]),
+        taps=stacked_matrices(weights, "convolution", convolution, n_embd, dimensions["l_cache"]),
         no_bias=aligned(np.zeros(n_embd, np.float32)),
-        q_projection=matrices("q_projection", attention, n_embd, n_embd),
-        k_projection=matrices("k_projection", attention, n_embd_kv, n_embd),
-        v_projection=matrices("v_projection", attention, n_embd_kv, n_embd),
-        q_norm=vectors("q_norm", attention, head_dim),
-        k_norm=vectors("k_norm", attention, head_dim),
-        out_projection=matrices("out_projection", every, n_embd, n_embd),
-        ffn_norm=vectors("ffn_norm", every, n_embd),
-        ffn_gate=matrices("ffn_gate", every, dimensions["n_ff"], n_embd),
-        ffn_up=matrices("ffn_up", every, dimensions["n_ff"], n_embd),
-        ffn_down=matrices("ffn_down", every, n_embd, dimensions["n_ff"]),
+        q_projection=stacked_matrices(weights, "q_projection", attention, n_embd, n_embd),
+        k_projection=stacked_matrices(weights, "k_projection", attention, n_embd_kv, n_embd),
+        v_projection=stacked_matrices(weights, "v_projection", attention, n_embd_kv, n_embd),
+        q_norm=stacked_norms(weights, "q_norm", attention, head_dim),
+        k_norm=stacked_norms(weights, "k_norm", attention, head_dim),
+        out_projection=stacked_matrices(weights, "out_projection", every, n_embd, n_embd),
+        ffn_norm=stacked_norms(weights, "ffn_norm", every, n_embd),
+        ffn_gate=stacked_matrices(weights, "ffn_gate", every, dimensions["n_ff"], n_embd),
+        ffn_up=stacked_matrices(weights, "ffn_up", every, dimensions["n_ff"], n_embd),
+        ffn_down=stacked_matrices(weights, "ffn_down", every, n_embd, dimensions["n_ff"]),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
     )
@@ -108,15 +98,6 @@ def shapes(dimensions: Dimensions) -> dict[str, Any]:
         "window": window,
         "windowed_layers": LFM2.attention_layers(dimensions) if window else (),
     }
-
-
-@kernel
-def _multiply(x: np.ndarray, y: np.ndarray) -> None:
-    """y *= x, float32 [tokens, channels] both."""
-    for token in range(x.shape[0]):
-        source, result = x[token], y[token]
-        for i in range(source.size):
-            result[i] = result[i] * source[i]
 
 
 @kernel
@@ -167,11 +148,11 @@ def forward(
         if place >= 0:
             linear(normed, weights.before_projection[place], inputs)
             linear(normed, weights.value_projection[place], mixed)
-            _multiply(mixed, inputs)
+            multiply_rows(mixed, inputs)
             windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, n_embd))
             causal_convolution(inputs, weights.taps[place], weights.no_bias, windows, segment_start, source_row, plane_row, mixed)
             linear(normed, weights.after_projection[place], inputs)
-            _multiply(inputs, mixed)
+            multiply_rows(inputs, mixed)
         else:
             place = -1 - place
             heads = n_embd // head_dim

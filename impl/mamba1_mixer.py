@@ -16,11 +16,12 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.mamba import NORM_EPSILON, inner_channels
 from .forwards import Memory
 from .kernels import kernel
-from .kernels.arithmetic import silu, softplus
+from .kernels.arithmetic import softplus
 from .kernels.causal_convolution import causal_convolution
-from .kernels.dense import gated_linear_unit, linear, rms_norm
+from .kernels.dense import gated_linear_unit, linear, rms_norm, silu_rows
 from .kernels.mamba1_scan import mamba1_scan
 from .memory import aligned
+from .stacking import stacked, stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -61,34 +62,25 @@ class MixerRoom(NamedTuple):
 def prepare_mixer(dimensions: Dimensions, weights: Weights, layers: tuple[int, ...]) -> MixerWeights:
     """Lay the weights of the Mamba-1 layers `layers` out; `dimensions` in mamba's names."""
     n_embd, d_inner, d_state, rank = dimensions["n_embd"], inner_channels(dimensions), dimensions["d_state"], dimensions["dt_rank"]
-
-    def stacked(name: str, *shape: int) -> np.ndarray:
-        arrays = [weights[f"layers.{layer}.{name}"] for layer in layers if f"layers.{layer}.{name}" in weights]
-        return np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
-
-    def matrices(name: str, n_out: int, n_in: int) -> np.ndarray:
-        return stacked(name, n_out, n_in).transpose(0, 2, 1)
-
-    def norms(name: str, size: int) -> np.ndarray:
-        return aligned(stacked(name, size)[:, None, :])
-
-    projection, narrow = matrices("in_projection", 2 * d_inner, n_embd), matrices("x_projection", rank + 2 * d_state, d_inner)
+    normed = tuple(layer for layer in layers if f"layers.{layer}.dt_norm" in weights)
+    projection = stacked_matrices(weights, "in_projection", layers, 2 * d_inner, n_embd)
+    narrow = stacked_matrices(weights, "x_projection", layers, rank + 2 * d_state, d_inner)
     return MixerWeights(
         inputs_projection=aligned(projection[:, :, :d_inner]),
         gate_projection=aligned(projection[:, :, d_inner:]),
-        taps=aligned(matrices("convolution", d_inner, dimensions["d_conv"])),
-        taps_bias=aligned(stacked("convolution_bias", d_inner)),
+        taps=stacked_matrices(weights, "convolution", layers, d_inner, dimensions["d_conv"]),
+        taps_bias=aligned(stacked(weights, "convolution_bias", layers, d_inner)),
         narrow_projection=aligned(narrow[:, :, :rank]),
         b_projection=aligned(narrow[:, :, rank : rank + d_state]),
         c_projection=aligned(narrow[:, :, rank + d_state :]),
-        dt_norm=norms("dt_norm", rank),
-        b_norm=norms("b_norm", d_state),
-        c_norm=norms("c_norm", d_state),
-        step_projection=aligned(matrices("dt_projection", d_inner, rank)),
-        step_bias=aligned(stacked("dt_bias", d_inner)),
-        a=aligned(-np.exp(matrices("a_log", d_inner, d_state).astype(np.float64))),
-        d=aligned(stacked("d", d_inner)),
-        out_projection=aligned(matrices("out_projection", n_embd, d_inner)),
+        dt_norm=stacked_norms(weights, "dt_norm", normed, rank),
+        b_norm=stacked_norms(weights, "b_norm", normed, d_state),
+        c_norm=stacked_norms(weights, "c_norm", normed, d_state),
+        step_projection=stacked_matrices(weights, "dt_projection", layers, d_inner, rank),
+        step_bias=aligned(stacked(weights, "dt_bias", layers, d_inner)),
+        a=aligned(-np.exp(stacked_matrices(weights, "a_log", layers, d_inner, d_state).astype(np.float64))),
+        d=aligned(stacked(weights, "d", layers, d_inner)),
+        out_projection=stacked_matrices(weights, "out_projection", layers, n_embd, d_inner),
     )
 
 
@@ -112,15 +104,6 @@ def mixer_room(weights: MixerWeights, tokens: int) -> MixerRoom:
         np.empty((tokens, d_inner), np.float32),
         np.empty((tokens, d_inner), np.float32),
     )
-
-
-@kernel
-def _activate(x: np.ndarray) -> None:
-    """x = silu(x) in place, float32 [tokens, channels]."""
-    for token in range(x.shape[0]):
-        row = x[token]
-        for i in range(row.size):
-            row[i] = silu(row[i])
 
 
 @kernel
@@ -169,7 +152,7 @@ def mix(
     linear(x, weights.gate_projection[place], room.gate)
     windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, d_inner))
     causal_convolution(room.inputs, weights.taps[place], weights.taps_bias[place], windows, segment_start, source_row, plane_row, value)
-    _activate(value)
+    silu_rows(value)
     linear(value, weights.narrow_projection[place], narrow)
     linear(value, weights.b_projection[place], b)
     linear(value, weights.c_projection[place], c)

@@ -20,6 +20,7 @@ from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import gated_linear_unit, linear, rms_norm
 from .kernels.mamba2_scan import mamba2_scan
 from .memory import aligned
+from .stacking import stacked, stacked_matrices
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -59,24 +60,20 @@ def prepare_mixer(dimensions: Dimensions, weights: Weights, layers: tuple[int, .
     n_embd, d_inner, n_head = dimensions["n_embd"], dimensions["d_inner"], dimensions["n_head"]
     channels = convolution_channels(dimensions)
 
-    def stacked(name: str, *shape: int) -> np.ndarray:
-        arrays = [weights[f"layers.{layer}.{name}"] for layer in layers]
-        return np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
-
     has_gated_norm = all(f"layers.{layer}.gated_norm" in weights for layer in layers)
-    gated_norm = stacked("gated_norm", d_inner) if has_gated_norm else np.zeros((len(layers), 0), np.float32)
-    projection = stacked("in_projection", d_inner + channels + n_head, n_embd).transpose(0, 2, 1)
+    gated_norm = stacked(weights, "gated_norm", layers, d_inner) if has_gated_norm else np.zeros((len(layers), 0), np.float32)
+    projection = stacked(weights, "in_projection", layers, d_inner + channels + n_head, n_embd).transpose(0, 2, 1)
     return MixerWeights(
         gate_projection=aligned(projection[:, :, :d_inner]),
         convolution_projection=aligned(projection[:, :, d_inner : d_inner + channels]),
         step_projection=aligned(projection[:, :, d_inner + channels :]),
-        taps=aligned(stacked("convolution", channels, dimensions["d_conv"]).transpose(0, 2, 1)),
-        taps_bias=aligned(stacked("convolution_bias", channels)),
-        step_bias=aligned(stacked("dt_bias", n_head)),
-        a=aligned(-np.exp(stacked("a_log", n_head).astype(np.float64))),
-        d=aligned(stacked("d", n_head)),
+        taps=stacked_matrices(weights, "convolution", layers, channels, dimensions["d_conv"]),
+        taps_bias=aligned(stacked(weights, "convolution_bias", layers, channels)),
+        step_bias=aligned(stacked(weights, "dt_bias", layers, n_head)),
+        a=aligned(-np.exp(stacked(weights, "a_log", layers, n_head).astype(np.float64))),
+        d=aligned(stacked(weights, "d", layers, n_head)),
         gated_norm=aligned(gated_norm.reshape(len(layers), -1 if layers else 0, d_inner // dimensions["n_group"])),
-        out_projection=aligned(stacked("out_projection", n_embd, d_inner).transpose(0, 2, 1)),
+        out_projection=stacked_matrices(weights, "out_projection", layers, n_embd, d_inner),
         groups=dimensions["n_group"],
         d_state=dimensions["d_state"],
     )

@@ -18,13 +18,13 @@ from .batches import SplitBatch
 from .cells import Plan
 from .forwards import FULL, Memory, Sights
 from .kernels import kernel
-from .kernels.arithmetic import silu
 from .kernels.attention import remember_and_attend
-from .kernels.dense import embed, gate_by_sigmoid, linear, rms_norm, rotary_table, rotate, write_wanted_rows
+from .kernels.dense import embed, gate_by_sigmoid, linear, rms_norm, rotary_table, rotate, silu_rows, write_wanted_rows
 from .kernels.experts import expert_mixture, softmax_shares
 from .kernels.lightning_attention import lightning_attention
 from .kernels.rows import zero_rows
 from .memory import aligned
+from .stacking import places, stacked, stacked_experts, stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 _RESIDUAL_SCALE = np.float32(RESIDUAL_SCALE)
@@ -59,38 +59,30 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Minimax01Weights:
     """Lay the family's weights out for `forward`."""
     every = tuple(range(dimensions["n_layer"]))
     lightning, attention = MINIMAX01.recurrent_layers(dimensions), MINIMAX01.attention_layers(dimensions)
-    n_embd, n_head, head_dim = dimensions["n_embd"], dimensions["n_head"], dimensions["head_dim"]
+    n_embd, n_head, head_dim, n_expert, n_ff = (dimensions[name] for name in ("n_embd", "n_head", "head_dim", "n_expert", "n_ff"))
     d_inner, n_embd_kv = inner_channels(dimensions), dimensions["n_head_kv"] * head_dim
 
-    def stacked(name: str, layers: tuple[int, ...], *shape: int) -> np.ndarray:
-        arrays = [weights[f"layers.{layer}.{name}"] for layer in layers]
-        return np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
-
-    def matrices(name: str, layers: tuple[int, ...], *shape: int) -> np.ndarray:
-        return aligned(stacked(name, layers, *shape).swapaxes(-1, -2))
-
     # Every head's query, key and value stand side by side: [layers, heads, 3, head_dim, n_embd].
-    projections = stacked("qkv_projection", lightning, 3 * d_inner, n_embd).reshape(len(lightning), n_head, 3, head_dim, n_embd)
+    projections = stacked(weights, "qkv_projection", lightning, 3 * d_inner, n_embd).reshape(len(lightning), n_head, 3, head_dim, n_embd)
     projections = projections.transpose(2, 0, 4, 1, 3).reshape(3, len(lightning), n_embd, d_inner)
-    place = [lightning.index(layer) if layer in lightning else -1 - attention.index(layer) for layer in every]
     loss = [np.expm1(-rates(dimensions, layer)) for layer in lightning]
     return Minimax01Weights(
-        place=np.array(place, np.int64),
+        place=places(dimensions["n_layer"], lightning, attention),
         embedding=aligned(weights["token_embedding"]),
-        input_norm=aligned(stacked("input_norm", every)[:, None, :]),
+        input_norm=stacked_norms(weights, "input_norm", every, n_embd),
         lightning_projection=aligned(projections),
-        gate_projection=matrices("gate_projection", lightning, d_inner, n_embd),
+        gate_projection=stacked_matrices(weights, "gate_projection", lightning, d_inner, n_embd),
         loss=aligned(np.array(loss).reshape(len(lightning), n_head)),
-        lightning_norm=aligned(stacked("lightning_norm", lightning, d_inner)[:, None, :]),
-        q_projection=matrices("q_projection", attention, d_inner, n_embd),
-        k_projection=matrices("k_projection", attention, n_embd_kv, n_embd),
-        v_projection=matrices("v_projection", attention, n_embd_kv, n_embd),
-        out_projection=matrices("out_projection", every),
-        ffn_norm=aligned(stacked("ffn_norm", every)[:, None, :]),
-        router=matrices("router", every),
-        ffn_gate=matrices("ffn_gate", every),
-        ffn_up=matrices("ffn_up", every),
-        ffn_down=matrices("ffn_down", every),
+        lightning_norm=stacked_norms(weights, "lightning_norm", lightning, d_inner),
+        q_projection=stacked_matrices(weights, "q_projection", attention, d_inner, n_embd),
+        k_projection=stacked_matrices(weights, "k_projection", attention, n_embd_kv, n_embd),
+        v_projection=stacked_matrices(weights, "v_projection", attention, n_embd_kv, n_embd),
+        out_projection=stacked_matrices(weights, "out_projection", every, n_embd, d_inner),
+        ffn_norm=stacked_norms(weights, "ffn_norm", every, n_embd),
+        router=stacked_matrices(weights, "router", every, n_expert, n_embd),
+        ffn_gate=stacked_experts(weights, "ffn_gate", every, n_expert, n_ff, n_embd),
+        ffn_up=stacked_experts(weights, "ffn_up", every, n_expert, n_ff, n_embd),
+        ffn_down=stacked_experts(weights, "ffn_down", every, n_expert, n_embd, n_ff),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
         rotated_channels=dimensions["n_rot"],
@@ -107,15 +99,6 @@ def shapes(dimensions: Dimensions) -> dict[str, Any]:
         "rope_theta": ROPE_THETA,
         "rotated_channels": dimensions["n_rot"],
     }
-
-
-@kernel
-def _silu_all(x: np.ndarray) -> None:
-    """x = silu(x) in place, float32 [tokens, channels]."""
-    for token in range(x.shape[0]):
-        row = x[token]
-        for i in range(row.size):
-            row[i] = silu(row[i])
 
 
 @kernel
@@ -177,7 +160,7 @@ def forward(
         if place >= 0:
             for i, projected in enumerate((query, key, value)):
                 linear(normed, weights.lightning_projection[i, place], projected)
-                _silu_all(projected)
+                silu_rows(projected)
             linear(normed, weights.gate_projection[place], gate)
             lightning_attention(
                 query_heads,

@@ -22,6 +22,7 @@ from .kernels.dense import add_rows, embed, linear, rms_norm, squared_relu, writ
 from .kernels.rows import zero_rows
 from .mamba2_mixer import MixerWeights, mix, mixer_room, mixer_shapes, prepare_mixer
 from .memory import aligned
+from .stacking import stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 _MIXER, _ATTENTION, _MLP = range(3)
@@ -53,22 +54,18 @@ def prepare(dimensions: Dimensions, weights: Weights) -> NemotronHWeights:
     kind_and_place = {layer: (kind, place) for kind, layers in kinds.items() for place, layer in enumerate(layers)}
     kind, place = np.array([kind_and_place[layer] for layer in range(dimensions["n_layer"])], np.int64).T
 
-    def matrices(name: str, layers: tuple[int, ...], n_out: int, n_in: int) -> np.ndarray:
-        arrays = [weights[f"layers.{layer}.{name}"].T for layer in layers]
-        return aligned(np.stack(arrays) if arrays else np.zeros((0, n_in, n_out), np.float32))
-
     return NemotronHWeights(
         kind=kind.copy(),
         place=place.copy(),
         embedding=aligned(weights["token_embedding"]),
-        norm=aligned(np.stack([weights[f"layers.{layer}.norm"] for layer in range(dimensions["n_layer"])])[:, None, :]),
+        norm=stacked_norms(weights, "norm", tuple(range(dimensions["n_layer"])), n_embd),
         mixer=prepare_mixer(mixer_dimensions(dimensions), weights, mixer),
-        q_projection=matrices("q_projection", attention, n_embd, n_embd),
-        k_projection=matrices("k_projection", attention, n_embd_kv, n_embd),
-        v_projection=matrices("v_projection", attention, n_embd_kv, n_embd),
-        out_projection=matrices("out_projection", attention, n_embd, n_embd),
-        mlp_up=matrices("mlp_up", mlp, n_ff, n_embd),
-        mlp_down=matrices("mlp_down", mlp, n_embd, n_ff),
+        q_projection=stacked_matrices(weights, "q_projection", attention, n_embd, n_embd),
+        k_projection=stacked_matrices(weights, "k_projection", attention, n_embd_kv, n_embd),
+        v_projection=stacked_matrices(weights, "v_projection", attention, n_embd_kv, n_embd),
+        out_projection=stacked_matrices(weights, "out_projection", attention, n_embd, n_embd),
+        mlp_up=stacked_matrices(weights, "mlp_up", mlp, n_ff, n_embd),
+        mlp_down=stacked_matrices(weights, "mlp_down", mlp, n_embd, n_ff),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
     )

@@ -21,7 +21,7 @@ from .kernels import kernel
 from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, write_wanted_rows
 from .kernels.rows import zero_rows
 from .memory import aligned
-from .stacking import stacked_matrices, stacked_norms
+from .stacking import places, stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -47,9 +47,8 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Qwen35Weights:
     every = tuple(range(dimensions["n_layer"]))
     recurrent, attention = QWEN35.recurrent_layers(dimensions), QWEN35.attention_layers(dimensions)
     n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
-    place = [recurrent.index(layer) if layer in recurrent else -1 - attention.index(layer) for layer in every]
     return Qwen35Weights(
-        place=np.array(place, np.int64),
+        place=places(dimensions["n_layer"], recurrent, attention),
         embedding=aligned(weights["token_embedding"]),
         input_norm=stacked_norms(weights, "input_norm", every, n_embd),
         delta_net=prepare_delta_nets(dimensions, weights, recurrent, key_heads_in_turn(dimensions)),

@@ -2,7 +2,6 @@
 
 Rules
 - One call does one ubatch through all layers: a delta net is `delta_net_mixer.mix_delta_net`, attention `gated_attention.attend_gated`.
-- The shared expert is added to the mixture of the others, times its own share.
 Source: Transformers' Qwen3NextForCausalLM for the order of the parts.
 """
 
@@ -16,15 +15,14 @@ from ..spec.families.qwen3next import QWEN3NEXT, split_rates
 from .batches import SplitBatch
 from .cells import Plan
 from .delta_net_mixer import DeltaNetWeights, delta_net_room, delta_net_shapes, mix_delta_net, prepare_delta_nets
+from .expert_layer import ExpertWeights, mix_experts, prepare_experts
 from .forwards import Memory, Sights
 from .gated_attention import GatedAttentionWeights, attend_gated, gated_attention_room, gated_attention_shapes, prepare_gated_attention
 from .kernels import kernel
-from .kernels.arithmetic import sigmoid
-from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, write_wanted_rows
-from .kernels.experts import expert_mixture, softmax_shares
+from .kernels.dense import add_rows, embed, rms_norm, write_wanted_rows
 from .kernels.rows import zero_rows
 from .memory import aligned
-from .stacking import stacked, stacked_matrices, stacked_norms
+from .stacking import places, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -38,14 +36,7 @@ class Qwen3NextWeights(NamedTuple):
     delta_net: DeltaNetWeights
     attention: GatedAttentionWeights
     ffn_norm: np.ndarray  # [layers, 1, n_embd]
-    router: np.ndarray  # [layers, n_embd, experts]
-    expert_gate: np.ndarray  # [layers, experts, n_embd, n_ff_expert]
-    expert_up: np.ndarray  # [layers, experts, n_embd, n_ff_expert]
-    expert_down: np.ndarray  # [layers, experts, n_ff_expert, n_embd]
-    shared_router: np.ndarray  # [layers, n_embd, 1]
-    shared_gate: np.ndarray  # [layers, n_embd, n_ff_shared]
-    shared_up: np.ndarray  # [layers, n_embd, n_ff_shared]
-    shared_down: np.ndarray  # [layers, n_ff_shared, n_embd]
+    experts: ExpertWeights
     output_norm: np.ndarray  # [1, n_embd]
     output: np.ndarray  # [n_embd, n_vocab]
 
@@ -54,31 +45,20 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Qwen3NextWeights:
     """Lay the family's weights out for `forward`."""
     every = tuple(range(dimensions["n_layer"]))
     recurrent, attention = QWEN3NEXT.recurrent_layers(dimensions), QWEN3NEXT.attention_layers(dimensions)
-    n_embd, n_ff_shared, n_expert = (dimensions[name] for name in ("n_embd", "n_ff_shared", "n_expert"))
+    n_embd = dimensions["n_embd"]
     apart = dict(weights)
     for layer in recurrent:
         prefix = f"layers.{layer}."
         apart[prefix + "beta_projection"], apart[prefix + "step_projection"] = split_rates(dimensions, weights[prefix + "rates_projection"])
-    place = [recurrent.index(layer) if layer in recurrent else -1 - attention.index(layer) for layer in every]
-
-    def experts(name: str) -> np.ndarray:
-        return aligned(stacked(weights, name, every).transpose(0, 1, 3, 2))
 
     return Qwen3NextWeights(
-        place=np.array(place, np.int64),
+        place=places(dimensions["n_layer"], recurrent, attention),
         embedding=aligned(weights["token_embedding"]),
         input_norm=stacked_norms(weights, "input_norm", every, n_embd),
         delta_net=prepare_delta_nets(dimensions, apart, recurrent, key_heads_side_by_side(dimensions)),
         attention=prepare_gated_attention(dimensions, weights, attention),
         ffn_norm=stacked_norms(weights, "ffn_norm", every, n_embd),
-        router=stacked_matrices(weights, "router", every, n_expert, n_embd),
-        expert_gate=experts("expert_gate"),
-        expert_up=experts("expert_up"),
-        expert_down=experts("expert_down"),
-        shared_router=stacked_matrices(weights, "shared_router", every, 1, n_embd),
-        shared_gate=stacked_matrices(weights, "shared_gate", every, n_ff_shared, n_embd),
-        shared_up=stacked_matrices(weights, "shared_up", every, n_ff_shared, n_embd),
-        shared_down=stacked_matrices(weights, "shared_down", every, n_embd, n_ff_shared),
+        experts=prepare_experts(dimensions, weights, every, dimensions["n_ff_expert"], "shared_router"),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
     )
@@ -87,15 +67,6 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Qwen3NextWeights:
 def shapes(dimensions: Dimensions) -> dict[str, Any]:
     """The shapes of a layer's state rows and attention cells."""
     return delta_net_shapes(dimensions) | gated_attention_shapes(dimensions)
-
-
-@kernel
-def _add_by_sigmoid(x: np.ndarray, score: np.ndarray, y: np.ndarray) -> None:
-    """y += x * sigmoid(score); x, y float32 [tokens, channels], score float32 [tokens, 1]."""
-    for token in range(x.shape[0]):
-        share, source, result = sigmoid(score[token, 0]), x[token], y[token]
-        for i in range(source.size):
-            result[i] = result[i] + share * source[i]
 
 
 @kernel
@@ -118,14 +89,10 @@ def forward(
     zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
 
     tokens = end - start
-    n_embd, n_ff_shared = weights.embedding.shape[1], weights.shared_down.shape[1]
+    n_embd = weights.embedding.shape[1]
     stream = np.empty((tokens, n_embd), np.float32)
     normed = np.empty((tokens, n_embd), np.float32)
     mixed = np.empty((tokens, n_embd), np.float32)
-    shares = np.empty((tokens, weights.router.shape[2]), np.float32)
-    score = np.empty((tokens, 1), np.float32)
-    inner = np.empty((tokens, n_ff_shared), np.float32)
-    inner_gate = np.empty((tokens, n_ff_shared), np.float32)
     delta_room = delta_net_room(weights.delta_net, tokens)
     attention_room = gated_attention_room(weights.attention, batch.positions[start:end])
 
@@ -139,15 +106,7 @@ def forward(
             attend_gated(weights.attention, -1 - place, memory, sights, start, attention_room, normed, normed)
         add_rows(normed, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)
-        linear(normed, weights.router[layer], shares)
-        softmax_shares(shares)
-        expert_mixture(normed, shares, weights.expert_gate[layer], weights.expert_up[layer], weights.expert_down[layer], mixed)
-        linear(normed, weights.shared_router[layer], score)
-        linear(normed, weights.shared_gate[layer], inner_gate)
-        linear(normed, weights.shared_up[layer], inner)
-        gated_linear_unit(inner_gate, inner)
-        linear(inner, weights.shared_down[layer], normed)
-        _add_by_sigmoid(normed, score, mixed)
+        mix_experts(weights.experts, layer, normed, mixed)
         add_rows(mixed, stream)
 
     write_wanted_rows(stream, batch.output_row[start:end], weights.output_norm, _EPSILON, weights.output, hidden, y)

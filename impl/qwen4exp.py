@@ -28,6 +28,7 @@ from ..spec.families.qwen35 import attention_layers, recurrent_layers
 from .batches import SplitBatch
 from .cells import Plan
 from .delta_net_mixer import DeltaNetWeights, delta_net_room, delta_net_shapes, mix_delta_net, prepare_delta_nets
+from .expert_layer import ExpertWeights, mix_experts, prepare_experts
 from .forwards import FULL, Memory, Sights
 from .gated_attention import (
     GatedAttentionRoom,
@@ -42,13 +43,12 @@ from .kernels import kernel
 from .kernels.arithmetic import sigmoid, silu
 from .kernels.attention import Sight
 from .kernels.causal_convolution import causal_convolution
-from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, rotate, sum_of_products
-from .kernels.experts import expert_mixture, softmax_shares
+from .kernels.dense import embed, linear, rms_norm, rotate, sum_of_products
 from .kernels.ngram import embed_ngrams
 from .kernels.rows import copy_row, zero_rows
 from .kernels.token_selection import selected_sight
 from .memory import aligned
-from .stacking import stacked, stacked_matrices, stacked_norms
+from .stacking import places, stacked_matrices, stacked_norms
 
 _EPSILON = np.float32(NORM_EPSILON)
 _SMALLEST_MATCH = np.float32(1e-6)
@@ -81,19 +81,6 @@ class IndexerWeights(NamedTuple):
     block_count: int
 
 
-class ExpertWeights(NamedTuple):
-    """Weights of the mixtures of experts, stacked over all layers; matrices [in, out], float32."""
-
-    router: np.ndarray  # [layers, n_embd, experts]
-    gate: np.ndarray  # [layers, experts, n_embd, n_ff]
-    up: np.ndarray  # [layers, experts, n_embd, n_ff]
-    down: np.ndarray  # [layers, experts, n_ff, n_embd]
-    shared_share: np.ndarray  # [layers, n_embd, 1]
-    shared_gate: np.ndarray  # [layers, n_embd, n_ff of the shared expert]
-    shared_up: np.ndarray  # [layers, n_embd, n_ff of the shared expert]
-    shared_down: np.ndarray  # [layers, n_ff of the shared expert, n_embd]
-
-
 class Qwen4ExpWeights(NamedTuple):
     """Weights as the forward uses them; matrices [in, out]."""
 
@@ -114,9 +101,8 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Qwen4ExpWeights:
     """Lay the family's weights out for `forward`."""
     every = tuple(range(dimensions["n_layer"]))
     recurrent, attention = recurrent_layers(dimensions), attention_layers(dimensions)
-    place = [recurrent.index(layer) if layer in recurrent else -1 - attention.index(layer) for layer in every]
     return Qwen4ExpWeights(
-        place=np.array(place, np.int64),
+        place=places(dimensions["n_layer"], recurrent, attention),
         embedding=aligned(weights["token_embedding"]),
         ngram=_ngram_weights(dimensions, weights),
         input_mixers=prepare_mixers(dimensions, weights, [f"layers.{layer}.input_" for layer in every]),
@@ -125,7 +111,7 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Qwen4ExpWeights:
         delta_net=prepare_delta_nets(dimensions, weights, recurrent, key_heads_in_turn(dimensions), gates_by_sigmoid=True),
         attention=prepare_gated_attention(dimensions, weights, attention),
         indexer=_indexer_weights(dimensions, weights, attention),
-        experts=_expert_weights(dimensions, weights, every),
+        experts=prepare_experts(dimensions, weights, every, dimensions["n_ff"], "shared_share"),
         output=aligned(weights["output"].T),
     )
 
@@ -159,21 +145,6 @@ def _indexer_weights(dimensions: Dimensions, weights: Weights, layers: tuple[int
         k_norm=stacked_norms(weights, "index_k_norm", layers, size),
         block_size=dimensions["compress_ratio"],
         block_count=dimensions["top_k"] // dimensions["compress_ratio"],
-    )
-
-
-def _expert_weights(dimensions: Dimensions, weights: Weights, layers: tuple[int, ...]) -> ExpertWeights:
-    n_embd, n_expert, n_ff, n_ff_shared = (dimensions[name] for name in ("n_embd", "n_expert", "n_ff", "n_ff_shared"))
-    gate, up = (stacked(weights, f"expert_{name}", layers, n_expert, n_ff, n_embd).transpose(0, 1, 3, 2) for name in ("gate", "up"))
-    return ExpertWeights(
-        router=stacked_matrices(weights, "router", layers, n_expert, n_embd),
-        gate=aligned(gate),
-        up=aligned(up),
-        down=aligned(stacked(weights, "expert_down", layers, n_expert, n_embd, n_ff).transpose(0, 1, 3, 2)),
-        shared_share=stacked_matrices(weights, "shared_share", layers, 1, n_embd),
-        shared_gate=stacked_matrices(weights, "shared_gate", layers, n_ff_shared, n_embd),
-        shared_up=stacked_matrices(weights, "shared_up", layers, n_ff_shared, n_embd),
-        shared_down=stacked_matrices(weights, "shared_down", layers, n_embd, n_ff_shared),
     )
 
 
@@ -270,31 +241,6 @@ def _selection(
 
 
 @kernel
-def _mix_experts(weights: ExpertWeights, layer: int, x: np.ndarray, y: np.ndarray) -> None:
-    """The experts and the shared one; x and y float32 [tokens, n_embd], y written."""
-    tokens = x.shape[0]
-    shares, share = np.empty((tokens, weights.router.shape[2]), np.float32), np.empty((tokens, 1), np.float32)
-    inner, gate = (
-        np.empty((tokens, weights.shared_up.shape[2]), np.float32),
-        np.empty((tokens, weights.shared_up.shape[2]), np.float32),
-    )
-    shared = np.empty(x.shape, np.float32)
-    linear(x, weights.router[layer], shares)
-    softmax_shares(shares)
-    expert_mixture(x, shares, weights.gate[layer], weights.up[layer], weights.down[layer], y)
-    linear(x, weights.shared_gate[layer], gate)
-    linear(x, weights.shared_up[layer], inner)
-    gated_linear_unit(gate, inner)
-    linear(inner, weights.shared_down[layer], shared)
-    linear(x, weights.shared_share[layer], share)
-    for token in range(tokens):
-        factor, source = sigmoid(share[token, 0]), shared[token]
-        for i in range(source.size):
-            source[i] = source[i] * factor
-    add_rows(shared, y)
-
-
-@kernel
 def forward(
     weights: Qwen4ExpWeights, memory: Memory, batch: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray
 ) -> None:
@@ -339,7 +285,7 @@ def forward(
             attend_gated(weights.attention, -1 - place, memory, (own, own), 0, attention_room, mixed, mixed)
         inject(mixed, shares, streams)
         mix_streams(weights.ffn_mixers, layer, streams, _EPSILON, normed, shares, mixed)
-        _mix_experts(weights.experts, layer, mixed, stream)
+        mix_experts(weights.experts, layer, mixed, stream)
         inject(stream, shares, streams)
 
     mix_streams(weights.output_mixer, 0, streams, _EPSILON, normed, shares, mixed)

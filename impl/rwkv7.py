@@ -19,7 +19,7 @@ from .cells import Plan
 from .forwards import Memory, Sights
 from .kernels import kernel
 from .kernels.arithmetic import exponential, sigmoid
-from .kernels.dense import add_rows, embed, layer_norm, linear, squared_relu, sum_of_products, write_wanted_layer_norm_rows
+from .kernels.dense import add_rows, embed, layer_norm, linear, multiply_rows, squared_relu, sum_of_products, write_wanted_layer_norm_rows
 from .kernels.rows import zero_rows
 from .kernels.rwkv7_wkv import rwkv7_wkv
 from .kernels.token_shift import blend, token_shift
@@ -186,15 +186,6 @@ def _add_own(receptance: np.ndarray, key: np.ndarray, value: np.ndarray, first: 
 
 
 @kernel
-def _multiply(x: np.ndarray, y: np.ndarray) -> None:
-    """y *= x, float32 [tokens, channels] both."""
-    for token in range(y.shape[0]):
-        source, result = x[token], y[token]
-        for i in range(result.size):
-            result[i] = result[i] * source[i]
-
-
-@kernel
 def forward(
     weights: Rwkv7Weights, memory: Memory, batch: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray
 ) -> None:
@@ -290,7 +281,7 @@ def forward(
         heads_apart = mixed.reshape((tokens * heads, head_size))
         layer_norm(heads_apart, weights.head_norm.weight[layer], weights.head_norm.bias[layer], _HEAD_EPSILON, heads_apart)
         _add_own(receptance.reshape(shape), key.reshape(shape), value.reshape(shape), weights.first[layer], mixed.reshape(shape))
-        _multiply(gate, mixed)
+        multiply_rows(gate, mixed)
         linear(mixed, weights.out_projection[layer], normed)
         add_rows(normed, stream)
 

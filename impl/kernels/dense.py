@@ -141,6 +141,24 @@ def _sum(x: np.ndarray) -> np.float32:
 
 
 @kernel
+def silu_rows(x: np.ndarray) -> None:
+    """x = silu(x) in place, float32 [tokens, channels]."""
+    for token in range(x.shape[0]):
+        row = x[token]
+        for i in range(row.size):
+            row[i] = silu(row[i])
+
+
+@kernel
+def multiply_rows(x: np.ndarray, y: np.ndarray) -> None:
+    """y *= x, float32 [tokens, channels] both."""
+    for token in range(x.shape[0]):
+        source, result = x[token], y[token]
+        for i in range(source.size):
+            result[i] = result[i] * source[i]
+
+
+@kernel
 def gated_linear_unit(gate: np.ndarray, value: np.ndarray) -> None:
     """value *= silu(gate), float32 [tokens, channels] both."""
     for token in range(gate.shape[0]):
