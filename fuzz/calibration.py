@@ -18,7 +18,6 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -65,8 +64,7 @@ def calibration_programs(model: Model, embeddings: bool = True, setting: Setting
     for number in range(LOG_COUNT):
         length = 1 + number * (LOG_TOKENS_MAX - 1) // (LOG_COUNT - 1)
         outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
-        kv: Literal["f32", "f16"] = "f16" if setting.kv == "f16" else "f32"
-        cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=kv, flash=setting.flash)
+        cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=setting.kv, flash=setting.flash)
         salt = _CALIBRATION_SALT + number
         whole = (Decode((Item((0,), length, salt),)),)
         single = tuple(Decode((Item((0,), 1, salt),)) for _ in range(length))

@@ -92,9 +92,7 @@ class Bench:
         if oracle not in ORACLES:
             raise UsageError(f"unknown oracle `{oracle}`; there are {', '.join(ORACLES)}")
         if inspect and oracle == "engine":
-            raise UsageError(
-                "--inspect compares state rows with our own recompute, and --oracle engine has none of them; leave out one of them"
-            )
+            raise UsageError(STATES_WITHOUT_TRUTH)
         self.oracle = oracle
         self.target_name = target if isinstance(target, str) else target.name
         self.target = load_target(target) if isinstance(target, str) else target

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ BYTES_KEPT_MAX = 1 << 27
 class Setting(NamedTuple):
     """What of a cache's configuration changes how an engine rounds: it has a truth and a noise floor of its own."""
 
-    kv: str = "f32"
+    kv: Literal["f32", "f16"] = "f32"
     flash: int = 0
 
 
@@ -74,7 +74,7 @@ def truth_program(form: Form, log: Log, n_ubatch: int | None = None) -> Program:
     outputs: Outputs = "embeddings" if form.hidden else "all"
     cache = CacheConfiguration(
         n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch or min(room, DECODE_TOKENS_MAX), n_ctx=room, outputs=outputs,
-        kv="f16" if form.setting.kv == "f16" else "f32", flash=form.setting.flash,
+        kv=form.setting.kv, flash=form.setting.flash,
     )  # fmt: skip
     pieces = [log[start : start + DECODE_TOKENS_MAX] for start in range(0, len(log), DECODE_TOKENS_MAX)]
     return Program(form.model, cache, tuple(Decode((Item((0,), len(piece), 0, piece),)) for piece in pieces))
