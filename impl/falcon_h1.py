@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..spec.families.falcon_h1 import NORM_EPSILON, ROPE_THETA, head_size, mixer_dimensions
-from ..spec.families.family import Dimensions, Weights
+from ..spec.families.falcon_h1 import NORM_EPSILON, ROPE_THETA
+from ..spec.families.family import Dimensions, Weights, head_size
+from ..spec.families.mamba2 import mixer_dimensions
 from .batches import SplitBatch
 from .cells import Plan
 from .forwards import FULL, Memory, Sights

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..spec.families.family import Dimensions, Weights
-from ..spec.families.jamba import JAMBA, head_size
+from ..spec.families.family import Dimensions, Weights, head_size
+from ..spec.families.jamba import JAMBA
 from ..spec.families.mamba import NORM_EPSILON
 from .batches import SplitBatch
 from .cells import Plan

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..spec.families.family import Dimensions, Weights
-from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window, head_size
+from ..spec.families.family import Dimensions, Weights, head_size
+from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window
 from .batches import SplitBatch
 from .cells import Plan
 from .forwards import FULL, WINDOWED, Memory, Sights

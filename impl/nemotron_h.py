@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..spec.families.family import Dimensions, Weights
-from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, head_size, mixer_dimensions, mlp_layers
+from ..spec.families.family import Dimensions, Weights, head_size
+from ..spec.families.mamba2 import mixer_dimensions
+from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, mlp_layers
 from .batches import SplitBatch
 from .cells import Plan
 from .forwards import FULL, Memory, Sights

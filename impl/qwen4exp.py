@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec.families.delta_net import NORM_EPSILON, key_heads_in_turn
-from ..spec.families.family import Dimensions, Weights
+from ..spec.families.family import Dimensions, Weights, other_layers, periodic_layers
 from ..spec.families.gated_attention import ROPE_THETA
 from ..spec.families.qwen4exp import (
     EMBEDDING_LAYER,
@@ -24,7 +24,6 @@ from ..spec.families.qwen4exp import (
     hash_sizes,
     stream_channels,
 )
-from ..spec.families.qwen35 import attention_layers, recurrent_layers
 from .batches import SplitBatch
 from .cells import Plan
 from .delta_net_mixer import DeltaNetWeights, delta_net_room, delta_net_shapes, mix_delta_net, prepare_delta_nets
@@ -100,7 +99,7 @@ class Qwen4ExpWeights(NamedTuple):
 def prepare(dimensions: Dimensions, weights: Weights) -> Qwen4ExpWeights:
     """Lay the family's weights out for `forward`."""
     every = tuple(range(dimensions["n_layer"]))
-    recurrent, attention = recurrent_layers(dimensions), attention_layers(dimensions)
+    recurrent, attention = other_layers(dimensions), periodic_layers(dimensions)
     return Qwen4ExpWeights(
         place=places(dimensions["n_layer"], recurrent, attention),
         embedding=aligned(weights["token_embedding"]),

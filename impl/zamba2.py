@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec.families.family import Dimensions, Weights
-from ..spec.families.zamba2 import NORM_EPSILON, ROPE_THETA, block_of_use, head_size, hybrid_layers, mixer_dimensions
+from ..spec.families.mamba2 import mixer_dimensions
+from ..spec.families.zamba2 import NORM_EPSILON, ROPE_THETA, block_of_use, head_size, hybrid_layers
 from .batches import SplitBatch
 from .cells import Plan
 from .forwards import FULL, Memory, Sights

@@ -12,7 +12,9 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.falcon_h1 import NORM_EPSILON, ROPE_THETA, head_size, mixer_dimensions
+from ..spec.families.falcon_h1 import NORM_EPSILON, ROPE_THETA
+from ..spec.families.family import head_size
+from ..spec.families.mamba2 import mixer_dimensions
 from . import mamba2
 from .blocks import masked_attention, root_mean_square_norm, rotated
 from .forest import Forest

@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.jamba import JAMBA, head_size
+from ..spec.families.family import head_size
+from ..spec.families.jamba import JAMBA
 from ..spec.families.mamba import NORM_EPSILON
 from . import mamba
 from .blocks import laid_out, masked_attention, root_mean_square_norm

@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window, head_size
+from ..spec.families.family import head_size
+from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window
 from .blocks import causal_convolution, laid_out, masked_attention, root_mean_square_norm, rotated
 from .forest import Forest
 from .trace import Trace

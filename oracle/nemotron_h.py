@@ -12,7 +12,9 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, head_size, mixer_dimensions, mlp_layers
+from ..spec.families.family import head_size
+from ..spec.families.mamba2 import mixer_dimensions
+from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, mlp_layers
 from . import mamba2
 from .blocks import masked_attention, root_mean_square_norm
 from .forest import Forest

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.delta_net import NORM_EPSILON, key_heads_in_turn
+from ..spec.families.family import periodic_layers
 from ..spec.families.gated_attention import ROPE_THETA
 from ..spec.families.qwen4exp import (
     EMBEDDING_LAYER,
@@ -25,7 +26,6 @@ from ..spec.families.qwen4exp import (
     hash_sizes,
     stream_channels,
 )
-from ..spec.families.qwen35 import attention_layers
 from . import delta_net as delta_net_block
 from . import gated_attention as attention_block
 from .blocks import laid_out, mixture_beside_a_shared_expert, partly_rotated, root_mean_square_norm, windows
@@ -90,7 +90,7 @@ def hidden_states_and_margins(
     """`hidden_states`, and of every node the smallest margin that its row hangs on, and the one that its states hang on; float64 [nodes]."""
     levels = levels_of(forest)
     streams = weights["token_embedding"].index_select(0, forest.tokens).repeat(1, dimensions["hyper_connections"])
-    attention, key_heads = attention_layers(dimensions), key_heads_in_turn(dimensions)
+    attention, key_heads = periodic_layers(dimensions), key_heads_in_turn(dimensions)
     row_margins = state_margins = streams.new_full((forest.node_count,), float("inf"))
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."

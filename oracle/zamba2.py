@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.zamba2 import NORM_EPSILON, ROPE_THETA, block_of_use, head_size, hybrid_layers, mixer_dimensions
+from ..spec.families.mamba2 import mixer_dimensions
+from ..spec.families.zamba2 import NORM_EPSILON, ROPE_THETA, block_of_use, head_size, hybrid_layers
 from . import mamba2
 from .blocks import masked_attention, root_mean_square_norm, rotated
 from .forest import Forest

@@ -10,6 +10,8 @@ Rules
 import functools
 from types import MappingProxyType
 
+import msgspec
+
 from ..errors import UsageError
 from ..models import Model
 from .engine_only import ENGINE_ONLY
@@ -95,4 +97,7 @@ PARAMETERS_MAX = 1 << 25
 
 def doubled(model: Model) -> Model:
     """The same family and seed with doubled width (`n_embd`): its saved states are foreign to `model`'s."""
-    return family_of(model).doubled(model)
+    family, changed = family_of(model), dict(model.dimensions)
+    for name in family.doubled:
+        changed[name] = 2 * changed.get(name, family.defaults[name])
+    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))

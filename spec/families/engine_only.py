@@ -15,10 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from ..errors import UsageError
-from ..models import Model
 from .family import Dimensions, Family, RowWidths, TensorFact
 
 NORM_EPSILON = 1e-5
@@ -230,17 +227,6 @@ def _deepseek4(dimensions: Dimensions) -> Metadata:
 # --- families ----------------------------------------------------------------------------------------------------------------
 
 
-def _doubled(name: str) -> Callable[[Model], Model]:
-    def doubled(model: Model) -> Model:
-        changed, defaults = dict(model.dimensions), ENGINE_ONLY[name].defaults
-        for width in ("n_embd", "head_dim"):
-            if width in defaults:
-                changed[width] = 2 * changed.get(width, defaults[width])
-        return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
-
-    return doubled
-
-
 def _check(dimensions: Dimensions) -> None:
     if dimensions.get("head_dim", 16) % 16:
         raise UsageError(f"head_dim must be a multiple of 16, not {dimensions['head_dim']}")
@@ -264,7 +250,7 @@ def _family(
         attention_layers=_attention_layers if is_hybrid else lambda dimensions: (),
         row_widths=lambda dimensions: RowWidths(0, 0),
         state_layers=lambda dimensions: (),
-        doubled=_doubled(name),
+        doubled=("n_embd", *more),
         gguf_metadata=metadata,
         attention_window=lambda dimensions: window,
         engine_tensor=rule,

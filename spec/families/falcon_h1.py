@@ -11,15 +11,14 @@ Sources: Zuo et al. 2025, Falcon-H1 (arXiv:2507.22448); Transformers' FalconH1Fo
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, head_size
 from .mamba2 import (
     convolution_channels,
+    mixer_dimensions,
     mixer_gguf_metadata,
     mixer_gguf_tensors,
     mixer_row_widths,
@@ -40,16 +39,6 @@ SSM_MULTIPLIERS = (0.5, 2.0, 4.0, 0.25, 8.0)
 """Those of the parts of a mixer's in-projection: gate, x, B, C and step."""
 MLP_MULTIPLIERS = (2.0, 0.25)
 """Those of the gate and of what leaves the feed-forward part."""
-
-
-def head_size(dimensions: Dimensions) -> int:
-    """Channels of one attention head."""
-    return dimensions["n_embd"] // dimensions["n_head"]
-
-
-def mixer_dimensions(dimensions: Dimensions) -> dict[str, int]:
-    """The dimensions of a mixer in the names of the family mamba2, whose `n_head` is this family's `n_head_ssm`."""
-    return {name: dimensions[name] for name in ("n_embd", "d_conv", "d_inner", "d_state", "n_group")} | {"n_head": dimensions["n_head_ssm"]}
 
 
 def _check(dimensions: Dimensions) -> None:
@@ -94,13 +83,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1.34 * scale),
     ]
     return tuple(facts)
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "d_inner", "n_head_ssm"):
-        changed[name] = 2 * changed.get(name, FALCON_H1.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
@@ -211,7 +193,7 @@ FALCON_H1 = Family(
     attention_layers=_layers,
     row_widths=lambda dimensions: mixer_row_widths(mixer_dimensions(dimensions)),
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "d_inner", "n_head_ssm"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="FalconH1ForCausalLM",

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from ..models import Model
 from ..state_sizes import StateLayers
 
 Dimensions = Mapping[str, int]
@@ -75,7 +74,7 @@ class Family(msgspec.Struct, frozen=True):
     row_widths         of every recurrent layer
     attention_window   newest tokens that the attention layers see, a token's own included; 0: all
     state_layers       how many layers keep what, in the kinds' own names (state_sizes.py), at any size; a group may have no layer
-    doubled            the model with doubled width
+    doubled            the dimensions that are doubled together for a model of doubled width, whose saved states are foreign
     gguf_metadata      llama.cpp's keys without the tokenizer's: name -> int, float, str, bool, list of int, or tuple of int (64 bits); {}: llama.cpp does not run it
     gguf_tensors       llama.cpp's tensors and the weights they are made of
     transformers_class, transformers_configuration, state_dict
@@ -96,7 +95,7 @@ class Family(msgspec.Struct, frozen=True):
     attention_layers: Callable[[Dimensions], tuple[int, ...]]
     row_widths: Callable[[Dimensions], RowWidths]
     state_layers: Callable[[Dimensions], tuple[StateLayers, ...]]
-    doubled: Callable[[Model], Model]
+    doubled: tuple[str, ...]
     gguf_metadata: Callable[[Dimensions], dict[str, Any]] = lambda dimensions: {}
     gguf_tensors: Callable[[Dimensions], tuple[GgufTensor, ...]] = lambda dimensions: ()
     transformers_class: str = ""
@@ -118,3 +117,18 @@ class Family(msgspec.Struct, frozen=True):
     @property
     def has_gguf(self) -> bool:
         return bool(self.gguf_metadata(self.defaults))
+
+
+def periodic_layers(dimensions: Dimensions) -> tuple[int, ...]:
+    """Every `attention_period`-th layer, the first of them at index attention_period - 1."""
+    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
+
+
+def other_layers(dimensions: Dimensions) -> tuple[int, ...]:
+    """The layers that `periodic_layers` leaves."""
+    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
+
+
+def head_size(dimensions: Dimensions) -> int:
+    """Channels of one attention head, where all heads together are as wide as the stream."""
+    return dimensions["n_embd"] // dimensions["n_head"]

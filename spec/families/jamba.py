@@ -13,13 +13,11 @@ Sources: Lieber et al. 2024 (arXiv:2403.19887); Transformers' JambaForCausalLM; 
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, head_size, other_layers, periodic_layers
 from .mamba import (
     NORM_EPSILON,
     mixer_gguf_metadata,
@@ -44,29 +42,16 @@ _NAMES = {
 """Of everything but the mixers: llama.cpp's names and Transformers'."""
 
 
-def head_size(dimensions: Dimensions) -> int:
-    """Channels of one attention head."""
-    return dimensions["n_embd"] // dimensions["n_head"]
-
-
 def _check(dimensions: Dimensions) -> None:
     if dimensions["n_embd"] % dimensions["n_head"] or dimensions["n_head"] % dimensions["n_head_kv"]:
         raise UsageError("jamba needs n_embd divisible by n_head, and n_head divisible by n_head_kv")
 
 
-def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
-
-
-def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
-
-
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     attention = {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)}
     return (
-        StateLayers(len(_recurrent_layers(dimensions)), "mamba1", mixer_state(dimensions)),
-        StateLayers(len(_attention_layers(dimensions)), "attention", attention),
+        StateLayers(len(other_layers(dimensions)), "mamba1", mixer_state(dimensions)),
+        StateLayers(len(periodic_layers(dimensions)), "attention", attention),
     )
 
 
@@ -74,7 +59,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
     n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
     scale = 1 / math.sqrt(n_embd)
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -101,14 +86,8 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     return tuple(facts)
 
 
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    changed["n_embd"] = 2 * changed.get("n_embd", JAMBA.defaults["n_embd"])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
-
-
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     # A layer without key heads is recurrent.
     return {
         "general.architecture": "jamba",
@@ -133,7 +112,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
         GgufTensor("output_norm.weight", "output_norm"),
         GgufTensor("output.weight", "output"),
     ]
-    recurrent = _recurrent_layers(dimensions)
+    recurrent = other_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         tensors += [
             GgufTensor(f"blk.{layer}.{theirs}.weight", f"layers.{layer}.{ours}")
@@ -177,7 +156,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
     for layer in range(dimensions["n_layer"]):
         source, target = f"layers.{layer}.", f"model.layers.{layer}."
         state |= {f"{target}{theirs}.weight": weights[source + ours] for ours, (_, theirs) in _NAMES.items() if source + ours in weights}
-        if layer in _recurrent_layers(dimensions):
+        if layer in other_layers(dimensions):
             state |= mixer_state_dict(weights, source, target + "mamba.")
     return state
 
@@ -192,11 +171,11 @@ JAMBA = Family(
     bounds={"n_vocab": (8, 65536), "n_layer": (1, 64), "d_conv": (2, 8), "attention_period": (1, 64)},
     check=_check,
     tensors=_tensors,
-    recurrent_layers=_recurrent_layers,
-    attention_layers=_attention_layers,
+    recurrent_layers=other_layers,
+    attention_layers=periodic_layers,
     row_widths=mixer_row_widths,
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd",),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="JambaForCausalLM",

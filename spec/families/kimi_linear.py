@@ -19,13 +19,11 @@ Sources: Kimi Team 2025 (arXiv:2510.26692); Transformers' KimiLinearForCausalLM;
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights, other_layers, periodic_layers
 
 NORM_EPSILON = 1e-6
 """Of every norm, that of q and k to unit length included (where Transformers has no other)."""
@@ -75,23 +73,15 @@ def _check(dimensions: Dimensions) -> None:
         raise UsageError("kimi_linear needs n_dense at most n_layer")
 
 
-def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
-
-
-def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
-
-
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     return (
         StateLayers(
-            len(_recurrent_layers(dimensions)),
+            len(other_layers(dimensions)),
             "kimi_delta_attention",
             {name: dimensions[name] for name in ("n_head", "head_dim", "d_conv")},
         ),
         StateLayers(
-            len(_attention_layers(dimensions)), "latent_attention", {name: dimensions[name] for name in ("kv_lora_rank", "qk_rope_dim")}
+            len(periodic_layers(dimensions)), "latent_attention", {name: dimensions[name] for name in ("kv_lora_rank", "qk_rope_dim")}
         ),
     )
 
@@ -150,7 +140,7 @@ def _feed_forward_tensors(dimensions: Dimensions, prefix: str, is_dense: bool) -
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd = dimensions["n_embd"]
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -168,15 +158,8 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     return tuple(facts)
 
 
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "n_head", "kv_lora_rank"):
-        changed[name] = 2 * changed.get(name, KIMI_LINEAR.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
-
-
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    attention, kept = _attention_layers(dimensions), dimensions["kv_lora_rank"]
+    attention, kept = periodic_layers(dimensions), dimensions["kv_lora_rank"]
     values = {
         "vocab_size": dimensions["n_vocab"],
         "context_length": 1 << 20,
@@ -208,7 +191,7 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
 
 def _layer_names(dimensions: Dimensions, layer: int) -> dict[str, tuple[str, str]]:
     """What a layer's weights that need no more than a name are called in llama.cpp and in Transformers, after the layer's prefix."""
-    mixer = LATENT_NAMES if layer in _attention_layers(dimensions) else DELTA_NAMES
+    mixer = LATENT_NAMES if layer in periodic_layers(dimensions) else DELTA_NAMES
     ffn = DENSE_NAMES if layer < dimensions["n_dense"] else EXPERT_NAMES
     norms = {
         "input_norm": ("attn_norm.weight", "input_layernorm.weight"),
@@ -234,7 +217,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
                 tensors.append(GgufTensor(theirs + their_name, ours + name, (1, 1, dimensions["n_head"], 1), "negative exponential"))
             else:
                 tensors.append(GgufTensor(theirs + their_name, ours + name))
-        if layer in _attention_layers(dimensions):
+        if layer in periodic_layers(dimensions):
             tensors += [GgufTensor(f"{theirs}attn_{part}_b.weight", f"{ours}{part}_expansion") for part in "kv"]
         else:
             shape = (1, inner_channels(dimensions), 1, dimensions["d_conv"])
@@ -245,7 +228,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
-    attention, layers = _attention_layers(dimensions), range(dimensions["n_layer"])
+    attention, layers = periodic_layers(dimensions), range(dimensions["n_layer"])
     return {
         "vocab_size": dimensions["n_vocab"],
         "hidden_size": dimensions["n_embd"],
@@ -288,7 +271,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
         for name, (_, their_name) in _layer_names(dimensions, layer).items():
             array = weights[ours + name]
             state[theirs + their_name] = array[None, None, :, None] if name == "a_log" else array
-        if layer in _attention_layers(dimensions):
+        if layer in periodic_layers(dimensions):
             expansions = weights[ours + "k_expansion"].transpose(0, 2, 1), weights[ours + "v_expansion"]
             state[theirs + "self_attn.kv_b_proj.weight"] = np.concatenate(expansions, axis=1).reshape(-1, dimensions["kv_lora_rank"])
         else:
@@ -312,13 +295,13 @@ KIMI_LINEAR = Family(
     },
     check=_check,
     tensors=_tensors,
-    recurrent_layers=_recurrent_layers,
-    attention_layers=_attention_layers,
+    recurrent_layers=other_layers,
+    attention_layers=periodic_layers,
     row_widths=lambda dimensions: RowWidths(
         3 * (dimensions["d_conv"] - 1) * inner_channels(dimensions), dimensions["head_dim"] * inner_channels(dimensions)
     ),
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "n_head", "kv_lora_rank"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="KimiLinearForCausalLM",

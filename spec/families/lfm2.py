@@ -9,21 +9,14 @@ Sources: Transformers' Lfm2ForCausalLM; llama.cpp's src/models/lfm2.cpp.
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights, head_size, other_layers, periodic_layers
 
 NORM_EPSILON = 1e-5
 ROPE_THETA = 10000.0
-
-
-def head_size(dimensions: Dimensions) -> int:
-    """Channels of one attention head."""
-    return dimensions["n_embd"] // dimensions["n_head"]
 
 
 def attention_window(dimensions: Dimensions) -> int:
@@ -36,19 +29,11 @@ def _check(dimensions: Dimensions) -> None:
         raise UsageError("lfm2 and lfm2_swa need n_embd divisible by 2 * n_head, and n_head divisible by n_head_kv")
 
 
-def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
-
-
-def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
-
-
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     return (
-        StateLayers(len(_recurrent_layers(dimensions)), "short_convolution", {name: dimensions[name] for name in ("n_embd", "l_cache")}),
+        StateLayers(len(other_layers(dimensions)), "short_convolution", {name: dimensions[name] for name in ("n_embd", "l_cache")}),
         StateLayers(
-            len(_attention_layers(dimensions)),
+            len(periodic_layers(dimensions)),
             "attention",
             {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)},
         ),
@@ -59,7 +44,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
     n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
     scale = 1 / math.sqrt(n_embd)
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -92,14 +77,8 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     return tuple(facts)
 
 
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    changed["n_embd"] = 2 * changed.get("n_embd", LFM2.defaults["n_embd"])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
-
-
 def gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     return {
         "general.architecture": "lfm2",
         "lfm2.vocab_size": dimensions["n_vocab"],
@@ -133,7 +112,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
         "out_projection": "attn_output",
     }  # fmt: skip
     short_convolution = {"in_projection": "shortconv.in_proj", "convolution": "shortconv.conv", "out_projection": "shortconv.out_proj"}
-    attention_layers = _attention_layers(dimensions)
+    attention_layers = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         names = feed_forward | (attention if layer in attention_layers else short_convolution)
         tensors += [GgufTensor(f"blk.{layer}.{theirs}.weight", f"layers.{layer}.{ours}") for ours, theirs in names.items()]
@@ -141,7 +120,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     return {
         "vocab_size": dimensions["n_vocab"],
         "hidden_size": dimensions["n_embd"],
@@ -171,7 +150,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
         "in_projection": "conv.in_proj", "convolution": "conv.conv", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
         "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
     }  # fmt: skip
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
         for name, their_name in (names | {"out_projection": "self_attn.out_proj" if layer in attention else "conv.out_proj"}).items():
@@ -188,11 +167,11 @@ LFM2 = Family(
     bounds={"n_vocab": (8, 65536), "n_layer": (1, 64), "l_cache": (2, 8), "attention_period": (1, 64)},
     check=_check,
     tensors=_tensors,
-    recurrent_layers=_recurrent_layers,
-    attention_layers=_attention_layers,
+    recurrent_layers=other_layers,
+    attention_layers=periodic_layers,
     row_widths=lambda dimensions: RowWidths(dimensions["n_embd"] * (dimensions["l_cache"] - 1), 0),
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd",),
     gguf_metadata=gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="Lfm2ForCausalLM",

@@ -13,10 +13,8 @@ Sources: Gu and Dao 2023 (arXiv:2312.00752); Transformers' MambaForCausalLM; lla
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from ..models import Model
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
 
@@ -83,12 +81,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1 / math.sqrt(n_embd)),
     ]
     return tuple(facts)
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    changed["n_embd"] = 2 * changed.get("n_embd", MAMBA.defaults["n_embd"])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def mixer_gguf_metadata(dimensions: Dimensions, architecture: str) -> dict[str, Any]:
@@ -180,7 +172,7 @@ MAMBA = Family(
     attention_layers=lambda dimensions: (),
     row_widths=mixer_row_widths,
     state_layers=lambda dimensions: (StateLayers(dimensions["n_layer"], "mamba1", mixer_state(dimensions)),),
-    doubled=_doubled,
+    doubled=("n_embd",),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="MambaForCausalLM",

@@ -10,15 +10,18 @@ Sources: Dao and Gu 2024 (arXiv:2405.21060); Transformers' Mamba2ForCausalLM; ll
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
 
 NORM_EPSILON = 1e-5
+
+
+def mixer_dimensions(dimensions: Dimensions) -> dict[str, int]:
+    """A hybrid's dimensions of its Mamba-2 mixers in this family's names: their `n_head` is the hybrid's `n_head_ssm`."""
+    return {name: dimensions[name] for name in ("n_embd", "d_conv", "d_inner", "d_state", "n_group")} | {"n_head": dimensions["n_head_ssm"]}
 
 
 def convolution_channels(dimensions: Dimensions) -> int:
@@ -79,13 +82,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1 / math.sqrt(n_embd)),
     ]
     return tuple(facts)
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "d_inner", "n_head"):
-        changed[name] = 2 * changed.get(name, MAMBA2.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def mixer_gguf_metadata(dimensions: Dimensions, architecture: str) -> dict[str, Any]:
@@ -203,7 +199,7 @@ MAMBA2 = Family(
     attention_layers=lambda dimensions: (),
     row_widths=mixer_row_widths,
     state_layers=lambda dimensions: (StateLayers(dimensions["n_layer"], "mamba2", mixer_state(dimensions)),),
-    doubled=_doubled,
+    doubled=("n_embd", "d_inner", "n_head"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="Mamba2ForCausalLM",

@@ -19,13 +19,11 @@ Sources: MiniMax 2025 (arXiv:2501.08313); Transformers' MiniMaxForCausalLM; llam
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights, other_layers, periodic_layers
 
 NORM_EPSILON = 1e-6
 """Of every norm, that of lightning attention included (where Transformers has no other)."""
@@ -53,20 +51,12 @@ def _check(dimensions: Dimensions) -> None:
         raise UsageError("minimax01 needs an even n_rot, at most head_dim")
 
 
-def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
-
-
-def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
-
-
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     lightning = {name: dimensions[name] for name in ("n_head", "head_dim")}
     attention = {name: dimensions[name] for name in ("n_head_kv", "head_dim")}
     return (
-        StateLayers(len(_recurrent_layers(dimensions)), "lightning_attention", lightning),
-        StateLayers(len(_attention_layers(dimensions)), "attention", attention),
+        StateLayers(len(other_layers(dimensions)), "lightning_attention", lightning),
+        StateLayers(len(periodic_layers(dimensions)), "attention", attention),
     )
 
 
@@ -74,7 +64,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff, n_expert = dimensions["n_embd"], dimensions["n_ff"], dimensions["n_expert"]
     d_inner, n_embd_kv = inner_channels(dimensions), dimensions["n_head_kv"] * dimensions["head_dim"]
     scale, inner_scale = 1 / math.sqrt(n_embd), 1 / math.sqrt(d_inner)
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -105,13 +95,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1.2 * scale),
     ]
     return tuple(facts)
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "n_head", "n_head_kv"):
-        changed[name] = 2 * changed.get(name, MINIMAX01.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
@@ -148,7 +131,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
     }  # fmt: skip
     attention = {"q_projection": "attn_q", "k_projection": "attn_k", "v_projection": "attn_v"}
     lightning = {"qkv_projection": "attn_qkv", "gate_projection": "attn_gate", "lightning_norm": "attn_norm_2"}
-    attention_layers = _attention_layers(dimensions)
+    attention_layers = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         names = every | (attention if layer in attention_layers else lightning)
         tensors += [GgufTensor(f"blk.{layer}.{theirs}.weight", f"layers.{layer}.{ours}") for ours, theirs in names.items()]
@@ -156,7 +139,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
-    attention = _attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     factors = ("full_attn_alpha_factor", "linear_attn_alpha_factor", "mlp_alpha_factor")
     return {
         "vocab_size": dimensions["n_vocab"],
@@ -191,7 +174,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
         "qkv_projection": "self_attn.qkv_proj.weight", "gate_projection": "self_attn.output_gate.weight",
         "lightning_norm": "self_attn.norm.weight", "out_projection": "self_attn.out_proj.weight",
     }  # fmt: skip
-    attention_layers = _attention_layers(dimensions)
+    attention_layers = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
         names = every | (attention if layer in attention_layers else lightning)
@@ -226,11 +209,11 @@ MINIMAX01 = Family(
     bounds={"n_vocab": (8, 65536), "n_layer": (1, 64), "n_expert": (1, 64), "attention_period": (1, 64), "n_rot": (2, 4096)},
     check=_check,
     tensors=_tensors,
-    recurrent_layers=_recurrent_layers,
-    attention_layers=_attention_layers,
+    recurrent_layers=other_layers,
+    attention_layers=periodic_layers,
     row_widths=lambda dimensions: RowWidths(0, inner_channels(dimensions) * dimensions["head_dim"]),
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "n_head", "n_head_kv"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="MiniMaxForCausalLM",

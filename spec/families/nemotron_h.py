@@ -12,28 +12,24 @@ Sources: NVIDIA 2025, Nemotron-H (arXiv:2504.03624); Transformers' NemotronHForC
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
-from .mamba2 import mixer_gguf_metadata, mixer_gguf_tensors, mixer_row_widths, mixer_state, mixer_state_dict, mixer_tensors
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, head_size, periodic_layers
+from .mamba2 import (
+    mixer_dimensions,
+    mixer_gguf_metadata,
+    mixer_gguf_tensors,
+    mixer_row_widths,
+    mixer_state,
+    mixer_state_dict,
+    mixer_tensors,
+)
 
 NORM_EPSILON = 1e-5
 TIME_STEP_MIN = 1e-30
 """Transformers clamps dt from below and takes the logarithm of the bound: the bound is what no dt reaches."""
-
-
-def head_size(dimensions: Dimensions) -> int:
-    """Channels of one attention head."""
-    return dimensions["n_embd"] // dimensions["n_head"]
-
-
-def mixer_dimensions(dimensions: Dimensions) -> dict[str, int]:
-    """The dimensions of a Mamba-2 layer in the names of the family mamba2, whose `n_head` is this family's `n_head_ssm`."""
-    return {name: dimensions[name] for name in ("n_embd", "d_conv", "d_inner", "d_state", "n_group")} | {"n_head": dimensions["n_head_ssm"]}
 
 
 def _check(dimensions: Dimensions) -> None:
@@ -43,10 +39,6 @@ def _check(dimensions: Dimensions) -> None:
         raise UsageError("nemotron_h needs n_embd divisible by 2 * n_head, and n_head divisible by n_head_kv")
 
 
-def _attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
-
-
 def mlp_layers(dimensions: Dimensions) -> tuple[int, ...]:
     """Indices of the layers that are an MLP, and keep no state."""
     period = dimensions["attention_period"]
@@ -54,7 +46,7 @@ def mlp_layers(dimensions: Dimensions) -> tuple[int, ...]:
 
 
 def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    others = {*_attention_layers(dimensions), *mlp_layers(dimensions)}
+    others = {*periodic_layers(dimensions), *mlp_layers(dimensions)}
     return tuple(layer for layer in range(dimensions["n_layer"]) if layer not in others)
 
 
@@ -62,7 +54,7 @@ def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     return (
         StateLayers(len(_recurrent_layers(dimensions)), "mamba2", mixer_state(dimensions)),
         StateLayers(
-            len(_attention_layers(dimensions)),
+            len(periodic_layers(dimensions)),
             "attention",
             {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)},
         ),
@@ -73,7 +65,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
     n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
     scale = 1 / math.sqrt(n_embd)
-    attention, mlp = _attention_layers(dimensions), mlp_layers(dimensions)
+    attention, mlp = periodic_layers(dimensions), mlp_layers(dimensions)
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -101,15 +93,8 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     return tuple(facts)
 
 
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "d_inner", "n_head_ssm"):
-        changed[name] = 2 * changed.get(name, NEMOTRON_H.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
-
-
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    attention, mlp = _attention_layers(dimensions), mlp_layers(dimensions)
+    attention, mlp = periodic_layers(dimensions), mlp_layers(dimensions)
     layers = range(dimensions["n_layer"])
     # A layer without key heads and without an MLP is recurrent.
     return {
@@ -138,7 +123,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
         "norm": "attn_norm", "q_projection": "attn_q", "k_projection": "attn_k", "v_projection": "attn_v", "out_projection": "attn_output",
     }  # fmt: skip
     mlp_names = {"norm": "attn_norm", "mlp_up": "ffn_up", "mlp_down": "ffn_down"}
-    attention, mlp = _attention_layers(dimensions), mlp_layers(dimensions)
+    attention, mlp = periodic_layers(dimensions), mlp_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         if layer in attention or layer in mlp:
             names = attention_names if layer in attention else mlp_names
@@ -149,7 +134,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
-    attention, mlp = _attention_layers(dimensions), mlp_layers(dimensions)
+    attention, mlp = periodic_layers(dimensions), mlp_layers(dimensions)
     return {
         "vocab_size": dimensions["n_vocab"],
         "hidden_size": dimensions["n_embd"],
@@ -204,10 +189,10 @@ NEMOTRON_H = Family(
     check=_check,
     tensors=_tensors,
     recurrent_layers=_recurrent_layers,
-    attention_layers=_attention_layers,
+    attention_layers=periodic_layers,
     row_widths=lambda dimensions: mixer_row_widths(mixer_dimensions(dimensions)),
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "d_inner", "n_head_ssm"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="NemotronHForCausalLM",

@@ -20,11 +20,9 @@ src/models/qwen35.cpp and delta-net-base.cpp.
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
 from . import delta_net, gated_attention
 from .delta_net import (
@@ -36,7 +34,7 @@ from .delta_net import (
     delta_net_state_layers,
     delta_net_tensors,
 )
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, other_layers, periodic_layers
 from .gated_attention import (
     gated_attention_configuration,
     gated_attention_gguf_metadata,
@@ -53,25 +51,17 @@ def check_mixers(dimensions: Dimensions, family: str) -> None:
         raise UsageError(f"{family} needs an even n_rot, at most head_dim")
 
 
-def attention_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] == 0)
-
-
-def recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
-    return tuple(layer for layer in range(dimensions["n_layer"]) if (layer + 1) % dimensions["attention_period"] != 0)
-
-
 def state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     return (
-        delta_net_state_layers(dimensions, len(recurrent_layers(dimensions))),
-        StateLayers(len(attention_layers(dimensions)), "attention", {name: dimensions[name] for name in ("n_head_kv", "head_dim")}),
+        delta_net_state_layers(dimensions, len(other_layers(dimensions))),
+        StateLayers(len(periodic_layers(dimensions)), "attention", {name: dimensions[name] for name in ("n_head_kv", "head_dim")}),
     )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
     scale = 1 / math.sqrt(n_embd)
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -91,13 +81,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", scale),
     ]
     return tuple(facts)
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "n_head", "n_head_kv", "n_group", "n_value_head"):
-        changed[name] = 2 * changed.get(name, QWEN35.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def rotation_sections(dimensions: Dimensions) -> list[int]:
@@ -131,7 +114,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
         "input_norm": "attn_norm.weight", "ffn_norm": "post_attention_norm.weight", "ffn_gate": "ffn_gate.weight",
         "ffn_up": "ffn_up.weight", "ffn_down": "ffn_down.weight",
     }  # fmt: skip
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         tensors += [GgufTensor(f"blk.{layer}.{theirs}", f"layers.{layer}.{ours}") for ours, theirs in names.items()]
         tensors += gated_attention_gguf_tensors(layer) if layer in attention else delta_net_gguf_tensors(layer)
@@ -139,7 +122,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     configuration = {
         "vocab_size": dimensions["n_vocab"],
         "hidden_size": dimensions["n_embd"],
@@ -164,7 +147,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
         "input_norm": "input_layernorm.weight", "ffn_norm": "post_attention_layernorm.weight", "ffn_gate": "mlp.gate_proj.weight",
         "ffn_up": "mlp.up_proj.weight", "ffn_down": "mlp.down_proj.weight",
     }  # fmt: skip
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
         for name, their_name in names.items():
@@ -193,11 +176,11 @@ QWEN35 = Family(
     bounds={"n_vocab": (8, 65536), "n_layer": (1, 64), "d_conv": (2, 8), "attention_period": (1, 64), "n_rot": (2, 4096)},
     check=lambda dimensions: check_mixers(dimensions, "qwen35"),
     tensors=_tensors,
-    recurrent_layers=recurrent_layers,
-    attention_layers=attention_layers,
+    recurrent_layers=other_layers,
+    attention_layers=periodic_layers,
     row_widths=delta_net_row_widths,
     state_layers=state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "n_head", "n_head_kv", "n_group", "n_value_head"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="Qwen3_5ForCausalLM",

@@ -18,10 +18,8 @@ Sources: Qwen Team 2025 (Qwen3-Next); Transformers' Qwen3NextForCausalLM; llama.
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from ..models import Model
 from . import delta_net, gated_attention
 from .delta_net import (
     delta_net_configuration,
@@ -29,14 +27,14 @@ from .delta_net import (
     delta_net_row_widths,
     delta_net_tensors,
 )
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, other_layers, periodic_layers
 from .gated_attention import (
     gated_attention_configuration,
     gated_attention_gguf_metadata,
     gated_attention_gguf_tensors,
     gated_attention_tensors,
 )
-from .qwen35 import attention_layers, check_mixers, less_one, recurrent_layers, state_layers
+from .qwen35 import check_mixers, less_one, state_layers
 
 GGUF_DELTA_NET = {ours: theirs for ours, theirs in delta_net.GGUF_NAMES.items() if ours not in ("beta_projection", "step_projection")} | {
     "rates_projection": "ssm_ba.weight"
@@ -73,7 +71,7 @@ def expert_tensors(dimensions: Dimensions, prefix: str) -> list[TensorFact]:
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd = dimensions["n_embd"]
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -96,13 +94,6 @@ def split_rates(dimensions: Dimensions, projection: Any) -> tuple[Any, Any]:
     both = projection.reshape(dimensions["n_group"], 2, -1, dimensions["n_embd"])
     beta, step = (both[:, part].reshape(dimensions["n_value_head"], dimensions["n_embd"]) for part in (0, 1))
     return beta, step
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "n_head", "n_head_kv", "n_group", "n_value_head"):
-        changed[name] = 2 * changed.get(name, QWEN3NEXT.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
@@ -134,7 +125,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
         "expert_gate": "ffn_gate_exps.weight", "expert_up": "ffn_up_exps.weight", "expert_down": "ffn_down_exps.weight",
         "shared_gate": "ffn_gate_shexp.weight", "shared_up": "ffn_up_shexp.weight", "shared_down": "ffn_down_shexp.weight",
     }  # fmt: skip
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         ours, theirs = f"layers.{layer}.", f"blk.{layer}."
         tensors += [GgufTensor(theirs + their_name, ours + name) for name, their_name in names.items()]
@@ -150,7 +141,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     return {
         "vocab_size": dimensions["n_vocab"],
         "hidden_size": dimensions["n_embd"],
@@ -179,7 +170,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
         "shared_gate": "mlp.shared_expert.gate_proj.weight", "shared_up": "mlp.shared_expert.up_proj.weight",
         "shared_down": "mlp.shared_expert.down_proj.weight",
     }  # fmt: skip
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
         for name, their_name in names.items():
@@ -218,11 +209,11 @@ QWEN3NEXT = Family(
     },
     check=lambda dimensions: check_mixers(dimensions, "qwen3next"),
     tensors=_tensors,
-    recurrent_layers=recurrent_layers,
-    attention_layers=attention_layers,
+    recurrent_layers=other_layers,
+    attention_layers=periodic_layers,
     row_widths=delta_net_row_widths,
     state_layers=state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "n_head", "n_head_kv", "n_group", "n_value_head"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="Qwen3NextForCausalLM",

@@ -27,11 +27,9 @@ Sources: Transformers' Qwen4ExpForCausalLM; llama.cpp's src/models/qwen4exp.cpp 
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
 from . import delta_net, gated_attention
 from .delta_net import (
@@ -42,9 +40,9 @@ from .delta_net import (
     delta_net_state_layers,
     delta_net_tensors,
 )
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, other_layers, periodic_layers
 from .gated_attention import gated_attention_gguf_metadata, gated_attention_gguf_tensors, gated_attention_tensors
-from .qwen35 import QWEN35, attention_layers, check_mixers, recurrent_layers, rotation_sections
+from .qwen35 import QWEN35, check_mixers, rotation_sections
 
 EOS_TOKEN = 0
 HASH_SEED = 1234
@@ -117,9 +115,9 @@ def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     embeddings = {"d_conv": dimensions["ngram_conv"]} | {name: dimensions[name] for name in ("n_embd", "ngram_size", "hyper_connections")}
     attention = {name: dimensions[name] for name in ("n_head_kv", "head_dim", "index_dim")}
     return (
-        delta_net_state_layers(dimensions, len(recurrent_layers(dimensions))),
+        delta_net_state_layers(dimensions, len(other_layers(dimensions))),
         StateLayers(1, "per_layer_embedding", embeddings),
-        StateLayers(len(attention_layers(dimensions)), "indexed_attention", attention),
+        StateLayers(len(periodic_layers(dimensions)), "indexed_attention", attention),
     )
 
 
@@ -177,7 +175,7 @@ def _expert_tensors(dimensions: Dimensions, prefix: str) -> list[TensorFact]:
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_vocab, n_embd = dimensions["n_vocab"], dimensions["n_embd"]
-    attention = attention_layers(dimensions)
+    attention = periodic_layers(dimensions)
     facts = [TensorFact("token_embedding", (n_vocab, n_embd), "normal", 1.0)]
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
@@ -193,13 +191,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     facts += _mixer(dimensions, "output_", injects=False)
     facts.append(TensorFact("output", (n_vocab, n_embd), "normal", 1 / math.sqrt(n_embd)))
     return tuple(facts)
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "n_head", "n_head_kv", "n_group", "n_value_head"):
-        changed[name] = 2 * changed.get(name, QWEN4EXP.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
@@ -270,7 +261,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
     ]
     for layer in range(dimensions["n_layer"]):
         names = _EVERY_GGUF_NAME | (_EMBEDDING_GGUF_NAMES if layer == EMBEDDING_LAYER else {})
-        if layer in attention_layers(dimensions):
+        if layer in periodic_layers(dimensions):
             names |= _INDEXER_GGUF_NAMES
             tensors += gated_attention_gguf_tensors(layer)
         else:
@@ -282,7 +273,7 @@ def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
     return QWEN35.transformers_configuration(dimensions) | {
         "layer_types": [
-            "indexed_attention" if layer in attention_layers(dimensions) else "linear_attention" for layer in range(dimensions["n_layer"])
+            "indexed_attention" if layer in periodic_layers(dimensions) else "linear_attention" for layer in range(dimensions["n_layer"])
         ],
         "output_gate_type": "sigmoid",
         "moe_intermediate_size": dimensions["n_ff"],
@@ -341,7 +332,7 @@ def _state_dict(dimensions: Dimensions, weights: Weights) -> dict[str, np.ndarra
         own = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
         theirs = {_THEIR_NAMES[name]: _as_theirs(name, array) for name, array in own.items() if name in _THEIR_NAMES}
         theirs["mlp.experts.gate_up_proj"] = np.concatenate([own["expert_gate"], own["expert_up"]], axis=1)
-        if layer in attention_layers(dimensions):
+        if layer in periodic_layers(dimensions):
             theirs |= {f"self_attn.{name}": _as_theirs(ours, own[ours]) for ours, name in gated_attention.STATE_DICT_NAMES.items()}
             theirs["self_attn.indexer.index_qk_proj.weight"] = np.concatenate([own["index_q_projection"], own["index_k_projection"]])
         else:
@@ -374,13 +365,13 @@ QWEN4EXP = Family(
     },
     check=_check,
     tensors=_tensors,
-    recurrent_layers=recurrent_layers,
-    attention_layers=attention_layers,
+    recurrent_layers=other_layers,
+    attention_layers=periodic_layers,
     row_widths=lambda dimensions: delta_net_row_widths(dimensions)._replace(
         embedding=embedding_window(dimensions) * stream_channels(dimensions)
     ),
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "n_head", "n_head_kv", "n_group", "n_value_head"),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
     transformers_class="Qwen4ExpForCausalLM",

@@ -18,10 +18,7 @@ Sources: Peng et al. 2024 (arXiv:2404.05892); llama.cpp's src/models/rwkv6.cpp a
 import math
 from typing import Any
 
-import msgspec
-
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
 
@@ -109,12 +106,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     return tuple(facts)
 
 
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    changed["n_embd"] = 2 * changed.get("n_embd", RWKV6.defaults["n_embd"])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
-
-
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     return {
         "general.architecture": "rwkv6",
@@ -171,7 +162,7 @@ RWKV6 = Family(
     attention_layers=lambda dimensions: (),
     row_widths=row_widths,
     state_layers=state_layers,
-    doubled=_doubled,
+    doubled=("n_embd",),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
 )

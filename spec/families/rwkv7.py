@@ -18,9 +18,6 @@ Sources: Peng et al. 2025 (arXiv:2503.14456); llama.cpp's src/models/rwkv7.cpp a
 import math
 from typing import Any
 
-import msgspec
-
-from ..models import Model
 from .family import Dimensions, Family, GgufTensor, TensorFact
 from .rwkv6 import ENDS_GGUF, NORM_EPSILON, check_heads, ends_of_model, row_widths, state_layers
 
@@ -75,12 +72,6 @@ def _low_rank(dimensions: Dimensions, prefix: str, name: str, gain: float, base:
         TensorFact(f"{prefix}{name}_up", (n_embd, rank), "normal", gain / math.sqrt(rank)),
     ]
     return projection if base is None else [base, *projection]
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    changed["n_embd"] = 2 * changed.get("n_embd", RWKV7.defaults["n_embd"])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
@@ -147,7 +138,7 @@ RWKV7 = Family(
     attention_layers=lambda dimensions: (),
     row_widths=row_widths,
     state_layers=state_layers,
-    doubled=_doubled,
+    doubled=("n_embd",),
     gguf_metadata=_gguf_metadata,
     gguf_tensors=_gguf_tensors,
 )

@@ -12,14 +12,12 @@ Sources: Glorioso et al. 2024, Zamba2 (arXiv:2411.15242); Transformers' Zamba2Fo
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..errors import UsageError
-from ..models import Model
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, TensorFact, Weights
-from .mamba2 import mixer_row_widths, mixer_state, mixer_state_dict, mixer_tensors
+from .mamba2 import mixer_dimensions, mixer_row_widths, mixer_state, mixer_state_dict, mixer_tensors
 
 NORM_EPSILON = 1e-5
 ROPE_THETA = 10000.0
@@ -41,11 +39,6 @@ ADAPTER_NAMES = {
 def head_size(dimensions: Dimensions) -> int:
     """Channels of one attention head: attention is as wide as the stream and the embedding together."""
     return 2 * dimensions["n_embd"] // dimensions["n_head"]
-
-
-def mixer_dimensions(dimensions: Dimensions) -> dict[str, int]:
-    """The dimensions of a mixer in the names of the family mamba2, whose `n_head` is this family's `n_head_ssm`."""
-    return {name: dimensions[name] for name in ("n_embd", "d_conv", "d_inner", "d_state", "n_group")} | {"n_head": dimensions["n_head_ssm"]}
 
 
 def hybrid_layers(dimensions: Dimensions) -> tuple[int, ...]:
@@ -105,13 +98,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
                 ]
     facts.append(TensorFact("output_norm", (n_embd,), "normal", 0.1, 0.98))
     return tuple(facts)
-
-
-def _doubled(model: Model) -> Model:
-    changed = dict(model.dimensions)
-    for name in ("n_embd", "d_inner", "n_head", "n_head_ssm"):
-        changed[name] = 2 * changed.get(name, ZAMBA2.defaults[name])
-    return msgspec.structs.replace(model, dimensions=tuple(sorted(changed.items())))
 
 
 def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
@@ -178,7 +164,7 @@ ZAMBA2 = Family(
     attention_layers=hybrid_layers,
     row_widths=lambda dimensions: mixer_row_widths(mixer_dimensions(dimensions)),
     state_layers=_state_layers,
-    doubled=_doubled,
+    doubled=("n_embd", "d_inner", "n_head", "n_head_ssm"),
     transformers_class="Zamba2ForCausalLM",
     transformers_configuration=_transformers_configuration,
     state_dict=_state_dict,
