@@ -54,6 +54,8 @@ WAITING_MAX = 200
 AFTERTIME_SHARE = 0.25
 """How much longer than its time a campaign may go on reducing what nothing explains yet."""
 ACCOUNT_SECONDS = 10.0
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+_ENDING_SIGNALS = (*_TERMINAL_SIGNALS, signal.SIGTERM)
 WARM_UP_PROGRAMS = 8
 NOT_JUDGED_KEPT = 3
 
@@ -176,8 +178,9 @@ def _now() -> str:
 
 
 class _Campaign:
-    def __init__(self, settings: Settings, bench: Bench, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, settings: Settings, bench: Bench, on_progress: Callable[[Progress], None], is_asked_to_end: threading.Event) -> None:
         self.settings = settings
+        self.is_asked_to_end = is_asked_to_end
         self.bench = bench
         self.on_progress = on_progress
         self.started = monotonic()
@@ -249,7 +252,8 @@ class _Campaign:
             try:
                 while True:
                     for shard, size in islice(due, 2 * self.settings.jobs - len(running)):
-                        running.append(pool.submit(run_shard_in_worker, self.settings.seed, shard, families, size))
+                        with _no_signals_to_new_processes():
+                            running.append(pool.submit(run_shard_in_worker, self.settings.seed, shard, families, size))
                     if not running:
                         break
                     yield msgspec.msgpack.decode(running.pop(0).result(), type=ShardResult)
@@ -394,6 +398,11 @@ class _Campaign:
             oracle=self.settings.oracle,
         )
 
+    def end_if_asked(self) -> None:
+        """A signal's KeyboardInterrupt is lost where it is raised in a callback from native code: then it ends the campaign here."""
+        if self.is_asked_to_end.is_set():
+            raise KeyboardInterrupt
+
     def run(self) -> Campaign:
         complete = False
         try:
@@ -402,6 +411,7 @@ class _Campaign:
             self.phase = "fuzzing"
             if families:
                 for result in self.shards(families):
+                    self.end_if_asked()
                     self.merge(result)
                     self.tell()
                     self.reduce_within_share()
@@ -425,21 +435,35 @@ class _Campaign:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a campaign as Ctrl-C does: with its summary, and nothing left behind."""
+def _ended_by_signals() -> Iterator[threading.Event]:
+    """SIGTERM and SIGHUP end a campaign as Ctrl-C does: with its summary, and nothing left behind. The event is set by each of them."""
+    is_asked_to_end = threading.Event()
 
     def interrupt(number: int, frame: object) -> None:
+        is_asked_to_end.set()
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield is_asked_to_end
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        yield
+        yield is_asked_to_end
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _no_signals_to_new_processes() -> Iterator[None]:
+    """A process that is started here never sees the signals that a terminal sends to all: one that came before the worker can ignore it
+    would break the pool. (A blocked signal stays blocked in what is started; here it only waits.)"""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
@@ -454,5 +478,9 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()
-    with _ended_by_signals(), open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench, settled_heap():
-        return _Campaign(settings, bench, on_progress).run()
+    with (
+        _ended_by_signals() as is_asked_to_end,
+        open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
+        settled_heap(),
+    ):
+        return _Campaign(settings, bench, on_progress, is_asked_to_end).run()

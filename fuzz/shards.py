@@ -3,7 +3,7 @@
 Rules
 - The same seed and number give the same programs in any process; no two shards of a campaign share a seed.
 - All programs of a shard are of one model, so that they are judged together.
-- A worker process keeps one bench for all its shards, leaves interrupts to the campaign's process, and ends with it.
+- A worker process keeps one bench for all its shards, and ends with the campaign's process, which alone sees interrupts.
 """
 
 import atexit
@@ -11,7 +11,6 @@ import contextlib
 import gc
 import hashlib
 import os
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from multiprocessing import parent_process
@@ -145,7 +144,6 @@ def start_worker(target_name: str, against_name: str | None, inspect: bool, orac
 
     Raises nothing for a target that cannot be used: the pool would only say that it is broken. The first shard says why.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
     use_one_thread()
     try:

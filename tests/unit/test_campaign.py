@@ -1,5 +1,6 @@
 """Campaigns: what is run, what is kept, and what is said when something could not be."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -218,7 +220,9 @@ def descendants(process: int) -> set[int]:
 
 
 SCRIPT = """
-import signal
+import multiprocessing, signal, time
+if multiprocessing.current_process().name.endswith("-2"):
+    time.sleep({second_worker_late_seconds})
 from statedrift.fuzz.campaign import Settings, run_campaign
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
@@ -227,9 +231,10 @@ if __name__ == "__main__":
 """
 
 
-def start_campaign(folder: Path) -> subprocess.Popen[str]:
+def start_campaign(folder: Path, second_worker_late_seconds: float = 0.0) -> subprocess.Popen[str]:
     """A campaign on two processes, after its first shard."""
-    (folder / "campaign_script.py").write_text(SCRIPT.format(target=CANARY))
+    script = SCRIPT.format(target=CANARY, second_worker_late_seconds=second_worker_late_seconds)
+    (folder / "campaign_script.py").write_text(script)
     process = subprocess.Popen(
         [sys.executable, folder / "campaign_script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
@@ -239,14 +244,27 @@ def start_campaign(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_an_interrupt_at_the_terminal_ends_all_processes_with_a_summary(tmp_path: Path) -> None:
-    process = start_campaign(tmp_path)
+@pytest.mark.parametrize("second_worker_late_seconds", [0.0, 20.0])
+def test_an_interrupt_at_the_terminal_ends_all_processes_with_a_summary(second_worker_late_seconds: float, tmp_path: Path) -> None:
+    process = start_campaign(tmp_path, second_worker_late_seconds)
     below = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=WORKERS_SECONDS)
-    assert output.strip().split("\n")[-1].startswith("incomplete ")
     assert errors == ""
+    assert output.strip().split("\n")[-1].startswith("incomplete ")
     assert not below & descendants(os.getpid())
+
+
+def test_an_interrupt_that_was_swallowed_ends_a_campaign_after_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = campaign_module.run_shard
+
+    def run_shard(*arguments: Any) -> campaign_module.ShardResult:
+        with contextlib.suppress(KeyboardInterrupt):  # as a callback from native code does
+            signal.raise_signal(signal.SIGTERM)
+        return judged(*arguments)
+
+    monkeypatch.setattr(campaign_module, "run_shard", run_shard)
+    assert not run_campaign(Settings("numba", ("lfm2",), programs=200)).account.complete
 
 
 def test_nothing_is_left_of_a_campaign_that_is_killed(tmp_path: Path) -> None:
