@@ -2,7 +2,7 @@
 # (llama-cpp-python is compiled, once, in about 4 minutes). Everything goes into .venv; a second call installs nothing.
 #
 #   make fuzz   20 seconds of fuzzing our own caches
-#   make test   all tests, llama.cpp included
+#   make test   all tests, llama.cpp included, on two processes (TEST_PROCESSES=0: on one)
 #   make lint   style, and types of the built wheel
 #   make clean  remove what these made
 
@@ -10,6 +10,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 TYPECHECK := build/typecheck
 PYTHON ?= python3
+TEST_PROCESSES ?= 2
 
 .PHONY: fuzz test lint clean
 .DELETE_ON_ERROR:
@@ -18,7 +19,7 @@ fuzz: $(VENV)/.installed
 	$(VENV)/bin/statedrift fuzz --target numba --seconds 20
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -q
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .
