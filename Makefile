@@ -19,7 +19,7 @@ fuzz: $(VENV)/.installed
 	$(VENV)/bin/statedrift fuzz --target numba --seconds 20
 
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q --numprocesses $(TEST_PROCESSES) --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .
