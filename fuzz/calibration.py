@@ -41,6 +41,7 @@ LOG_TOKENS_MAX = 200
 TOLERANCE_MIN = 1e-5
 FLOORS_IN_TOLERANCE = 20.0
 TOLERANCE_MAX = 2e-3
+"""The smallest effect of a wrong state row is 0.015, 7 times as much (tests/quality/test_sensitivity.py)."""
 HALF_TOLERANCE_MAX = 0.2
 """With half-precision cells or flash attention, which rounds to half precision inside: only faults that are larger than their noise are seen."""
 FAULT_TOLERANCES = 100.0
