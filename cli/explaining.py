@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..fuzz.execution import Run, Step
-from ..fuzz.judgement import row_errors, span_errors
+from ..fuzz.judgement import judged_errors, span_errors
 from ..fuzz.pair import row_differences, row_texts, wrong_span
 from ..fuzz.retrace import Moment, retrace
 from ..fuzz.trial import Trial
@@ -343,16 +343,18 @@ def _true_rows(trial: Trial, run: Run, span: Span) -> np.ndarray:
 def _rows_of_steps(trial: Trial, run: Run) -> dict[int, str]:
     """Operation index -> how far its output rows are from the truth, for operations that gave any."""
     errors: dict[int, list[np.ndarray]] = {}
-    truths = [trial.truths] if trial.truths else None
-    for span, span_error in zip(run.spans, span_errors(trial.program.model, [run], truths)[0], strict=True):
+    allowed = trial.tolerances or (trial.tolerance,) * len(run.spans)
+    found = span_errors(trial.program.model, [run], [trial.truths] if trial.truths else None, [allowed])[0]
+    for span, span_error in zip(run.spans, found, strict=True):
         errors.setdefault(span.operation_index, []).append(span_error)
+    tolerances = {span.operation_index: tolerance for span, tolerance in zip(run.spans, allowed, strict=True)}
     texts = {}
     for index, parts in errors.items():
         rows = np.concatenate(parts)
         if not len(rows):
             texts[index] = "not known: the target's own recompute of the log failed"
             continue
-        texts[index] = f"{plural(len(rows), 'output row')} off by at most {rows.max():.2g} (tolerance {trial.tolerance:.2g})"
+        texts[index] = f"{plural(len(rows), 'output row')} off by at most {rows.max():.2g} (tolerance {tolerances[index]:.2g})"
     for index, count in Counter(inspection.operation_index for inspection in run.inspections).items():
         texts[index] = "; ".join([*([texts[index]] if index in texts else []), f"{plural(count, 'new state')} shown"])
     return texts
@@ -396,7 +398,7 @@ def _row_facts(trial: Trial, run: Run, span: Span) -> Iterator[tuple[str, str]]:
         yield "expected", f"rows of {truth.shape[1]} numbers"
         yield "given", f"rows of {given.shape[1]} numbers"
         return
-    errors = row_errors(given, truth)
+    errors = judged_errors(given, truth)
     first = int(np.argmax(~(errors <= trial.tolerance)))
     yield "log", f"sequence {span.sequence} has {plural(len(span.log), 'token')}: {_last_tokens_text(span.log)}"
     yield "row", f"after token {span.indices[first] + 1}, position {span.offset + span.indices[first]}; off by {errors[first]:.3g}"

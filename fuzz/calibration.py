@@ -5,7 +5,9 @@ Rules
   Several sequences and cut-up batches are tests, not calibration: an engine that gets them wrong must not blunt its own check.
 - Rows that are not finite are a fault, not noise: they are left out here, and the campaign finds them.
 - tolerance = max(20 x floor, 1e-5). Steps as wrong as a wrong state would make them are a fault, not noise. A floor so high that 20 x floor exceeds 2e-3 hides faults: the target is not tested for that family.
-- Rows that hang on a selection too close to be judged are counted; a model with many of them cannot be tested.
+- Rows that hang on a selection too close to be judged are counted; a model with many of them cannot be tested. How close is too close follows
+  from the tolerance (judgement.margin_min).
+- A log that is longer than a decode of the target takes is cut into as few decodes as possible.
 - State rows have a floor of their own, over the same logs; where it is too high to be noise they are judged by the outputs' tolerance, and
   the campaign shows what is wrong.
 - Where the engine is its own truth, that truth is the whole log in one decode; the floor is then how far token-by-token decodings, and those cut
@@ -25,20 +27,21 @@ from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model, model_text
 from ..spec.operations import Decode, Item, Outputs
-from ..spec.programs import Program
+from ..spec.programs import DECODE_TOKENS_MAX, Program
 from ..spec.weights import weights_digest
 from ..store.campaigns import Noise
 from ..store.files import write_whole
 from .execution import Run
-from .judgement import unjudged_rows, worst_error
+from .judgement import unjudged_rows, why_unknown, worst_error
 from .state_judgement import worst_state_error
-from .truth import PLAIN_SETTING, EngineTruth, NoTruth, Setting
+from .truth import PLAIN_SETTING, EngineTruth, Setting
 
 LOG_COUNT = 200
 LOG_TOKENS_MAX = 200
 TOLERANCE_MIN = 1e-5
 FLOORS_IN_TOLERANCE = 20.0
 TOLERANCE_MAX = 2e-3
+"""The smallest effect of a wrong state row is 0.015, 7 times as much (tests/quality/test_sensitivity.py)."""
 HALF_TOLERANCE_MAX = 0.2
 """With half-precision cells or flash attention, which rounds to half precision inside: only faults that are larger than their noise are seen."""
 FAULT_TOLERANCES = 100.0
@@ -55,10 +58,17 @@ _CALIBRATION_SALT = 1 << 30
 RunAll = Callable[[Sequence[Program]], Sequence[Run]]
 
 
-def calibration_programs(model: Model, embeddings: bool = True, setting: Setting = PLAIN_SETTING, n_ubatch: int = 256) -> list[Program]:
-    """Two programs for every log, lengths 1..200: the log in one decode, and token by token.
+def calibration_programs(
+    model: Model,
+    embeddings: bool = True,
+    setting: Setting = PLAIN_SETTING,
+    n_ubatch: int = 256,
+    decode_tokens_max: int = DECODE_TOKENS_MAX,
+) -> list[Program]:
+    """Two programs for every log, lengths 1..200: the log in as few decodes as possible, and token by token.
 
     embeddings  every fourth pair asks for hidden states
+    decode_tokens_max  most tokens that a decode takes
     """
     programs = []
     for number in range(LOG_COUNT):
@@ -66,7 +76,8 @@ def calibration_programs(model: Model, embeddings: bool = True, setting: Setting
         outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
         cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=setting.kv, flash=setting.flash)
         salt = _CALIBRATION_SALT + number
-        whole = (Decode((Item((0,), length, salt),)),)
+        counts = [min(decode_tokens_max, length - start) for start in range(0, length, decode_tokens_max)]
+        whole = tuple(Decode((Item((0,), count, salt),)) for count in counts)
         single = tuple(Decode((Item((0,), 1, salt),)) for _ in range(length))
         programs += [Program(model, cache, whole), Program(model, cache, single)]
     return programs
@@ -79,7 +90,12 @@ def measure_noise(model: Model, run_all: RunAll) -> Noise:
     """
     _, runs = _plain_runs(model, run_all, PLAIN_SETTING)
     noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
-    unjudged, row_count = unjudged_rows(model, runs[0::2])
+    return _with_unjudged(noise, model, runs[0::2])
+
+
+def _with_unjudged(noise: Noise, model: Model, runs: Sequence[Run]) -> Noise:
+    """The noise with the share of rows that are not judged. Raises UnavailableError when there are many."""
+    unjudged, row_count = unjudged_rows(model, runs, noise.tolerance)
     if unjudged > UNJUDGED_MAX * row_count:
         raise UnavailableError(
             f"could not test {model_text(model)}: {unjudged / row_count:.2%} of all rows hang on a selection too close to be judged"
@@ -89,11 +105,10 @@ def measure_noise(model: Model, run_all: RunAll) -> Noise:
 
 def _plain_runs(model: Model, run_all: RunAll, setting: Setting) -> tuple[list[Program], Sequence[Run]]:
     """The calibration programs and what came of them. Raises UnavailableError when one of them was not accepted to its end."""
-    programs = calibration_programs(model, setting=setting)
+    (shortest,) = run_all(calibration_programs(model, setting=setting)[:1])
+    declared = shortest.capabilities
+    programs = calibration_programs(model, declared.embeddings, setting, decode_tokens_max=declared.n_batch or DECODE_TOKENS_MAX)
     runs = run_all(programs)
-    if not runs[0].capabilities.embeddings:
-        programs = calibration_programs(model, embeddings=False, setting=setting)
-        runs = run_all(programs)
     _check_accepted(model, programs, runs)
     return programs, runs
 
@@ -106,7 +121,7 @@ def _check_accepted(model: Model, programs: Sequence[Program], runs: Sequence[Ru
             raise UnavailableError(f"could not test {model_text(model)}: a plain decoding of one sequence failed ({said})")
 
 
-def measure_own_noise(model: Model, setting: Setting, run_all: RunAll, truth: EngineTruth) -> Noise:
+def measure_own_noise(model: Model, setting: Setting, run_all: RunAll, own_truth: EngineTruth) -> Noise:
     """Measure the floor of a target that is its own truth.
 
     Raises UnavailableError when plain decodings are refused, the truth cannot be had, are other bits a second time, or is too noisy.
@@ -115,16 +130,17 @@ def measure_own_noise(model: Model, setting: Setting, run_all: RunAll, truth: En
     cut = [_cut(program) for program in programs[0::2]]
     cut_runs = run_all(cut)
     _check_accepted(model, cut, cut_runs)
-    steps, cut_truths = truth.rows_of_spans(programs[1::2], runs[1::2]), truth.rows_of_spans(cut, cut_runs)
-    unknown = next((row for own in steps for row in own if isinstance(row, NoTruth)), None)
+    steps, cut_truths = own_truth.rows_of_spans(programs[1::2], runs[1::2]), own_truth.rows_of_spans(cut, cut_runs)
+    unknown = next((reason for own in (*steps, *cut_truths) for truth in own if (reason := why_unknown(truth)) is not None), None)
     if unknown is not None:
-        raise UnavailableError(f"could not test {model_text(model)}: the target's own recompute of a log failed: {unknown.reason}")
+        raise UnavailableError(f"could not test {model_text(model)}: the target's own recompute of a log failed: {unknown}")
     if any(first.rows != second.rows for first, second in zip(runs[0::2], run_all(programs[0::2]), strict=True)):
         raise UnavailableError(f"could not test {model_text(model)}: the same log decoded twice in fresh sessions gives different bits")
     errors = worst_error(model, runs[1::2], steps), worst_error(model, cut_runs, cut_truths)
-    if setting == PLAIN_SETTING:
-        return noise_of(min(errors), max(errors), model)
-    return _noise(max(errors), model, tolerance_max(setting))  # rounding is as large here as what is a fault in single precision
+    # In half precision rounding is as large as what is a fault in single precision.
+    is_plain = setting == PLAIN_SETTING
+    noise = noise_of(min(errors), max(errors), model) if is_plain else _noise(max(errors), model, tolerance_max(setting))
+    return _with_unjudged(noise, model, runs[0::2])
 
 
 def _cut(program: Program) -> Program:

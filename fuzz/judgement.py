@@ -4,8 +4,9 @@ Rules
 - The first operation that went wrong decides, be it by its answer, a position or a row.
 - An output row `y` against its recompute `r`: err = max|y - r| / (1 + rms(r)); it is right only if err <= tolerance, so NaN is wrong.
 - Logs of all runs of one model go through one recompute.
-- A row that hangs on a selection with a margin under MARGIN_MIN is not judged: rounding decides what was selected. Its error counts as 0.
-- Where a truth cannot be had (`truth.NoTruth`), a program that is not wrong before is `unknown`.
+- A row that hangs on a selection with a margin under `margin_min` is not judged: rounding decides what was selected. Its error counts as 0.
+- Where a truth cannot be had (`truth.NoTruth`, a row of NaN), a program that is not wrong before is `unknown`.
+- Sessions of one program may differ in what they tolerate: every row is held to its own session's tolerance.
 """
 
 from collections import defaultdict
@@ -21,8 +22,17 @@ from .execution import Run
 from .state_judgement import state_verdicts
 from .truth import NoTruth
 
+Tolerances = Sequence[Sequence[float]]
+"""For every run and every one of its spans the tolerance of its rows."""
 Truths = Sequence[Sequence[np.ndarray | NoTruth]]
-"""For every run and every one of its spans the true rows, float64 [rows, width]."""
+"""For every run and every one of its spans the true rows, float64 [rows, width]; a row of NaN is not known."""
+MARGIN_TOLERANCES = 0.05
+
+
+def margin_min(tolerance: float) -> float:
+    """The smallest margin of a selection that is judged. A score may be off by as much as an output of a right engine is, a 20th of its
+    tolerance: in single precision never by more than MARGIN_MIN, in half precision by more."""
+    return max(MARGIN_MIN, MARGIN_TOLERANCES * tolerance)
 
 
 def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -39,8 +49,21 @@ def row_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return errors
 
 
-def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None) -> list[list[np.ndarray]]:
-    """For every run and every one of its spans, the errors of its rows; no row has one where there is no truth. `truths` None: our own recompute."""
+def judged_errors(rows: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """`row_errors`, 0 where the truth is not known."""
+    errors = row_errors(rows, truth)
+    if len(truth) == len(errors):
+        errors[~np.isfinite(truth).all(axis=1)] = 0.0
+    return errors
+
+
+def span_errors(
+    model: Model, runs: Sequence[Run], truths: Truths | None = None, tolerances: Tolerances | None = None
+) -> list[list[np.ndarray]]:
+    """For every run and every one of its spans, the errors of its rows; no row has one where there is no truth. `truths` None: our own recompute.
+
+    tolerances  how close a selection may be; None: as in single precision
+    """
     answers = recompute_of(model).answers(_requests(runs)) if truths is None or _selects(model) else []
     flat: list[np.ndarray | NoTruth]
     flat = [answer.rows for answer in answers] if truths is None else [truth for own in truths for truth in own]
@@ -52,21 +75,22 @@ def span_errors(model: Model, runs: Sequence[Run], truths: Truths | None = None)
     together = _errors_together(
         [rows[number] for number in known], [truth for truth in flat if not isinstance(truth, NoTruth) and len(truth)]
     )
+    least = [margin_min(tolerance) for own in tolerances for tolerance in own] if tolerances else [MARGIN_MIN] * len(flat)
     for number, own in zip(known, together, strict=True):
         if answers:
-            own[(answers[number].margins < MARGIN_MIN) & np.isfinite(own)] = 0.0
+            own[(answers[number].margins < least[number]) & np.isfinite(own)] = 0.0
     found = dict(zip(known, together, strict=True))
     errors = iter([found.get(number, np.zeros(0)) for number in range(len(rows))])
     return [[next(errors) for _ in run.spans] for run in runs]
 
 
-def unjudged_rows(model: Model, runs: Sequence[Run]) -> tuple[int, int]:
+def unjudged_rows(model: Model, runs: Sequence[Run], tolerance: float = 0.0) -> tuple[int, int]:
     """How many rows of all runs are not judged because a selection was too close, and how many rows there are."""
     if not _selects(model):
         return 0, sum(len(span.indices) for run in runs for span in run.spans)
     answers = recompute_of(model).answers(_requests(runs))
     margins = np.concatenate([answer.margins for answer in answers]) if answers else np.zeros(0)
-    return int(np.count_nonzero(margins < MARGIN_MIN)), len(margins)
+    return int(np.count_nonzero(margins < margin_min(tolerance))), len(margins)
 
 
 def _requests(runs: Sequence[Run]) -> list[Request]:
@@ -79,13 +103,15 @@ def _selects(model: Model) -> bool:
 
 
 def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """`row_errors` of every pair, with one call for all pairs of one width."""
+    """`judged_errors` of every pair, with one call for all pairs of one width."""
     errors = [np.zeros(0)] * len(rows)
     by_width: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, (own, truth) in enumerate(zip(rows, truths, strict=True)):
         by_width[own.shape[1], truth.shape[1]].append(number)
     for numbers in by_width.values():
-        together = row_errors(np.concatenate([rows[number] for number in numbers]), np.concatenate([truths[number] for number in numbers]))
+        together = judged_errors(
+            np.concatenate([rows[number] for number in numbers]), np.concatenate([truths[number] for number in numbers])
+        )
         start = 0
         for number in numbers:
             end = start + len(rows[number])
@@ -95,13 +121,21 @@ def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -
 
 
 def judge(
-    model: Model, runs: Sequence[Run], tolerance: float, state_tolerance: float | None = None, truths: Truths | None = None
+    model: Model,
+    runs: Sequence[Run],
+    tolerance: float,
+    state_tolerance: float | None = None,
+    truths: Truths | None = None,
+    tolerances: Tolerances | None = None,
 ) -> list[Verdict]:
-    """The verdict of every run; all runs are of programs of `model`. `state_tolerance` is that of state rows, `tolerance` where it is None.
+    """The verdict of every run; all runs are of programs of `model`. `state_tolerance` is that of state rows, `tolerance` where it is None;
+    `tolerances` those of the runs' spans, `tolerance` where it is None.
 
     Where an operation's rows and the state after it are wrong, the state decides: it says in which layer.
     """
-    verdicts = [_judge_run(run, errors, tolerance) for run, errors in zip(runs, span_errors(model, runs, truths), strict=True)]
+    of_spans = [[tolerance] * len(run.spans) for run in runs] if tolerances is None else tolerances
+    errors = span_errors(model, runs, truths, of_spans)
+    verdicts = [_judge_run(run, own, allowed, tolerance) for run, own, allowed in zip(runs, errors, of_spans, strict=True)]
     if truths is not None:
         verdicts = [_as_far_as_known(run, own, verdict) for run, own, verdict in zip(runs, truths, verdicts, strict=True)]
     states = state_verdicts(model, runs, tolerance if state_tolerance is None else state_tolerance)
@@ -120,39 +154,55 @@ def _earlier(state: Verdict | None, verdict: Verdict) -> Verdict:
 def _as_far_as_known(run: Run, truths: Sequence[np.ndarray | NoTruth], verdict: Verdict) -> Verdict:
     """The verdict, or `unknown` when the truth of rows before it cannot be had."""
     unknown = [
-        (span.operation_index, span.sequence, truth.reason)
+        (span.operation_index, span.sequence, reason)
         for span, truth in zip(run.spans, truths, strict=True)
-        if isinstance(truth, NoTruth)
+        if (reason := why_unknown(truth)) is not None
     ]
     if not unknown:
         return verdict
     index, sequence, reason = min(unknown)
     if verdict.is_divergence and (verdict.operation_index is None or verdict.operation_index <= index):
         return verdict
+    return without_truth(index, sequence, reason)
+
+
+def without_truth(index: int | None, sequence: int | None, reason: str) -> Verdict:
+    """The verdict where the truth of an operation's rows cannot be had."""
     return Verdict("unknown", index, sequence, reason=f"could not test: the target's own recompute of the log failed: {reason}"[:300])
 
 
-def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerance: float) -> Verdict:
+def why_unknown(truth: np.ndarray | NoTruth) -> str | None:
+    """Why a truth, or a row of it, cannot be had; None when it is known."""
+    if isinstance(truth, NoTruth):
+        return truth.reason
+    return None if np.all(np.isfinite(truth)) else "its output rows are not finite"
+
+
+def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerances: Sequence[float], tolerance: float) -> Verdict:
+    """`tolerance` is said where there are no rows."""
     wrong: list[tuple[int, int]] = []  # operation index, span number
     for number, (span, span_error) in enumerate(zip(run.spans, errors, strict=True)):
-        if not np.all(span_error <= tolerance):
+        if not np.all(span_error <= tolerances[number]):
             wrong.append((span.operation_index, number))
     if not wrong:
-        return run.verdict or Verdict("ok", error=_largest(errors), tolerance=tolerance)
+        error, allowed = _nearest(errors, tolerances, tolerance)
+        return run.verdict or Verdict("ok", error=error, tolerance=allowed)
     operation_index = min(wrong)[0]
     if run.verdict and run.verdict.operation_index is not None and run.verdict.operation_index < operation_index:
         return run.verdict
     numbers = [number for index, number in wrong if index == operation_index]
     span_number = max(numbers, key=lambda number: _badness(errors[number]))
-    return _wrong_rows(run, span_number, errors[span_number], tolerance)
+    return _wrong_rows(run, span_number, errors[span_number], tolerances[span_number])
 
 
 def _badness(errors: np.ndarray) -> float:
     return float("inf") if not np.all(np.isfinite(errors)) else float(errors.max())
 
 
-def _largest(errors: Sequence[np.ndarray]) -> float:
-    return max((float(span_error.max()) for span_error in errors if len(span_error)), default=0.0)
+def _nearest(errors: Sequence[np.ndarray], tolerances: Sequence[float], tolerance: float) -> tuple[float, float]:
+    """The error of the row that is nearest to its tolerance, and that tolerance; 0 and `tolerance` where there is none."""
+    largest = [(float(own.max()), allowed) for own, allowed in zip(errors, tolerances, strict=True) if len(own)]
+    return max(largest, key=lambda pair: (pair[0] / pair[1], pair[0]), default=(0.0, tolerance))
 
 
 def _wrong_rows(run: Run, span_number: int, errors: np.ndarray, tolerance: float) -> Verdict:

@@ -111,7 +111,7 @@ def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], coun
 def _light(trial: Trial) -> Trial:
     """A trial without its output rows, which nobody needs again."""
     runs = [run and without_rows(run) for run in (trial.run, trial.other)]
-    return msgspec.structs.replace(trial, run=runs[0], other=runs[1], truths=())
+    return msgspec.structs.replace(trial, run=runs[0], other=runs[1], truths=(), tolerances=())
 
 
 @contextlib.contextmanager

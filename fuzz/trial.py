@@ -29,10 +29,10 @@ from ..targets.registry import load_target
 from .calibration import measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
-from .judgement import judge
+from .judgement import judge, without_truth
 from .sandbox import Death, Sandbox
 from .signatures import coarse_signature
-from .truth import ORACLES, PLAIN_SETTING, EngineTruth, Setting, settings_of
+from .truth import ORACLES, PLAIN_SETTING, EngineTruth, Setting, form_of, settings_of
 
 CALIBRATION_PROGRAMS = 8
 STATES_WITHOUT_TRUTH = "--inspect compares state rows with our own recompute, which --oracle engine does without; leave out one of them"
@@ -44,7 +44,9 @@ class Trial(msgspec.Struct, frozen=True):
     signature  coarse; None when the program did not diverge
     log        the engine's last words, for a crash or a hang
     other      what the same program came to on the target it is held to, if it is held to one
+    tolerance  of the row that decided, or of the first session
     truths     for every span of the run the true rows (truth.NoTruth where there is none), where the target is its own oracle
+    tolerances  for every span of the run that of its session
     """
 
     program: Program
@@ -55,6 +57,7 @@ class Trial(msgspec.Struct, frozen=True):
     log: tuple[str, ...] = ()
     other: Run | None = None
     truths: tuple[Any, ...] = ()
+    tolerances: tuple[float, ...] = ()
 
 
 def check_judgeable(program: Program) -> None:
@@ -187,10 +190,17 @@ class Bench:
         return self.noise(model).tolerance
 
     def program_tolerance(self, program: Program) -> float:
-        """The same for a program: the largest of its sessions' settings."""
+        """The same for the first session of a program. Measured for all of them: "could not test" is not an answer about one row."""
         if self.truth is None:
             return self.tolerance(program.model)
-        return max(self._noise_in(program.model, setting).tolerance for setting in settings_of(program))
+        tolerances = [self._noise_in(program.model, setting).tolerance for setting in settings_of(program)]
+        return tolerances[0]
+
+    def _span_tolerances(self, program: Program, run: Run) -> tuple[float, ...]:
+        """The same for every span of a run."""
+        if self.truth is None:
+            return (self.tolerance(program.model),) * len(run.spans)
+        return tuple(self._noise_in(program.model, form_of(program, span).setting).tolerance for span in run.spans)
 
     def try_program(self, program: Program) -> Trial:
         """Run and judge one program."""
@@ -204,6 +214,7 @@ class Bench:
             self.program_tolerance(program)  # before anything runs: "could not test" is not an answer about one program
         results = self.run(programs, [self.manner] * len(programs))
         ran = [(number, result) for number, result in enumerate(results) if isinstance(result, Run)]
+        tolerances = {number: self._span_tolerances(programs[number], run) for number, run in ran}
         truths: dict[int, tuple[Any, ...]] = {}
         if self.truth is not None:
             own = self.truth.rows_of_spans([programs[number] for number, _ in ran], [run for _, run in ran])
@@ -217,14 +228,35 @@ class Bench:
             runs = [result for number in numbers if isinstance(result := results[number], Run)]
             true_rows = None if self.truth is None else [truths[number] for number in numbers]
             state_tolerance = self.noise(model).state_tolerance if self.manner.inspect else None
-            verdicts.update(zip(numbers, judge(model, runs, tolerance, state_tolerance, true_rows), strict=True))
+            judged = judge(model, runs, tolerance, state_tolerance, true_rows, [tolerances[number] for number in numbers])
+            verdicts.update(zip(numbers, judged, strict=True))
         self.spent.judging += perf_counter() - started
+        if self.truth is not None:
+            verdicts |= self._doubted(self.truth, programs, dict(ran), verdicts)
         return [
-            self._trial(program, result, verdicts.get(number), truths.get(number, ()))
+            self._trial(program, result, verdicts.get(number), truths.get(number, ()), tolerances.get(number, ()))
             for number, (program, result) in enumerate(zip(programs, results, strict=True))
         ]
 
-    def _trial(self, program: Program, result: Run | Death | Failed, verdict: Verdict | None, truths: tuple[Any, ...]) -> Trial:
+    def _doubted(
+        self, truth: EngineTruth, programs: Sequence[Program], runs: dict[int, Run], verdicts: dict[int, Verdict]
+    ) -> dict[int, Verdict]:
+        """A row is wrong only if the engine says twice what is right: the verdicts for which it does not."""
+        numbers = [number for number, verdict in verdicts.items() if verdict.kind in ("wrong-output", "nonfinite")]
+        places = [(programs[number], runs[number], verdicts[number].operation_index or 0) for number in numbers]
+        doubts = zip(numbers, truth.doubts(places), strict=True)
+        return {
+            number: without_truth(verdicts[number].operation_index, verdicts[number].sequence, doubt) for number, doubt in doubts if doubt
+        }
+
+    def _trial(
+        self,
+        program: Program,
+        result: Run | Death | Failed,
+        verdict: Verdict | None,
+        truths: tuple[Any, ...],
+        tolerances: tuple[float, ...],
+    ) -> Trial:
         run: Run | None = None
         log: tuple[str, ...] = ()
         match result:
@@ -237,12 +269,13 @@ class Bench:
             case Failed():
                 verdict = failed_verdict(result)
         assert verdict is not None
-        return msgspec.structs.replace(self.trial(program, run, verdict, log), truths=truths)
+        return msgspec.structs.replace(self.trial(program, run, verdict, log), truths=truths, tolerances=tolerances)
 
     def trial(self, program: Program, run: Run | None, verdict: Verdict, log: tuple[str, ...] = (), other: Run | None = None) -> Trial:
         """The trial of a program that was judged."""
         signature = coarse_signature(self.label, program, verdict) if verdict.is_divergence else None
-        return Trial(program, run, verdict, signature, self.program_tolerance(program), log, other)
+        tolerance = verdict.tolerance if verdict.part is None else None
+        return Trial(program, run, verdict, signature, self.program_tolerance(program) if tolerance is None else tolerance, log, other)
 
     def run_before(self, program: Program, death: Death, manner: Manner = PLAIN) -> Run | None:
         """What happened before a worker's death: the same program without the operation that ended it (or, when it ended while

@@ -130,9 +130,17 @@ def test_a_target_that_refuses_plain_decodings_could_not_be_tested(lie: Lie, wor
 
 
 @pytest.mark.usefixtures("few_tokens")
-def test_a_batch_limit_below_the_logs_is_said_as_the_reason() -> None:
-    with pytest.raises(UnavailableError, match="largest batch, 5"):
-        measure_noise(MODEL, lambda programs: truthful(programs, n_batch=5))
+def test_logs_above_a_targets_largest_batch_are_cut_into_as_few_decodes_as_possible() -> None:
+    asked: list[Program] = []
+
+    def run_all(programs: Sequence[Program]) -> list[Run]:
+        asked[:] = programs
+        return truthful(programs, n_batch=5)
+
+    assert measure_noise(MODEL, run_all).floor < 1e-6
+    counts = [[operation.items[0].token_count for operation in program.operations] for program in asked[0::2]]  # type: ignore[union-attr]
+    assert max(map(len, counts)) == 3
+    assert counts[-1] == [5, 5, 2]
 
 
 @pytest.mark.usefixtures("few_tokens")

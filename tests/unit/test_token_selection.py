@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from statedrift.fuzz.execution import execute
-from statedrift.fuzz.judgement import judge, unjudged_rows
+from statedrift.fuzz.judgement import judge, margin_min, span_errors, unjudged_rows
 from statedrift.oracle.delta_rule import levels_of
 from statedrift.oracle.forest import leaf_logs, plan
 from statedrift.oracle.recompute import MARGIN_MIN, Recompute, Request
@@ -110,3 +110,16 @@ def test_a_row_that_hangs_on_a_close_selection_is_not_judged_unless_it_is_not_fi
     assert [verdict.kind for verdict in judge(model, [wrong, not_finite], 1e-3)] == ["ok", "nonfinite"]
     assert unjudged_rows(model, [run]) == (14, 30)
     assert MARGIN_MIN == 1e-4
+
+
+def test_a_selection_is_too_close_at_a_twentieth_of_a_large_tolerance():
+    assert margin_min(1e-5) == margin_min(2e-3) == MARGIN_MIN
+    assert margin_min(0.04) == pytest.approx(2e-3)
+    model = Model("qwen4exp", 0)
+    run = execute(parse_program("model qwen4exp seed=0; cache outputs=all; decode 0:30"), TARGET)
+    wrong = spoiled(run, 9.0)
+    (span,) = run.spans
+    (answer,) = Recompute(model).answers([Request(span.log, span.indices)])
+    tolerance = 20.0 * float(answer.margins.max(where=np.isfinite(answer.margins), initial=0.0)) * 1.01
+    assert np.count_nonzero(span_errors(model, [wrong], None, [[tolerance]])[0][0] == 0.0) == 14
+    assert unjudged_rows(model, [run], tolerance) == (14, 30)

@@ -33,7 +33,7 @@ from statedrift.fuzz.trial import Bench  # noqa: E402
 from statedrift.fuzz.truth import PLAIN_SETTING, EngineTruth, Form, NoTruth, Setting, settings_of, truth_program  # noqa: E402
 from statedrift.oracle.recompute import use_one_thread  # noqa: E402
 from statedrift.spec.configuration import CacheConfiguration  # noqa: E402
-from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
+from statedrift.spec.errors import EngineAbort, UnavailableError, UsageError  # noqa: E402
 from statedrift.spec.families import ENGINE_ONLY  # noqa: E402
 from statedrift.spec.models import Model  # noqa: E402
 from statedrift.spec.operations import Decode  # noqa: E402
@@ -252,6 +252,194 @@ def test_a_session_of_another_setting_has_its_own_truth() -> None:
     assert {(configuration.kv, configuration.flash) for configuration in truths} == {("f16", 0), ("f32", 1)}
 
 
+# --- a truth that fails, or comes out different ----------------------------------------------------------------------------------
+
+TWO_LOGS = "model lfm2 seed=0; decode 0:2; decode 0:3; decode 0:4"
+SPOILED = "model lfm2 seed=0; decode 0:2; share 0 1; decode 1:2; decode 1:6"
+
+
+def of_truths(longest: int, answer: Any, spoils: bool = True) -> Any:
+    """What a target does that answers a truth's decode of more than `longest` tokens with `answer`; else it is right, but, with `spoils`, for
+    decodes of two tokens that are not a sequence's first."""
+
+    def decoded(session: _Session, batch: Batch, decode: Any) -> Decoded:
+        if session.configuration.n_seq_max == 1 and len(batch.tokens) > longest:
+            own: Decoded = answer(session, batch, decode)
+            return own
+        given: Decoded = decode(batch)
+        is_spoiled = spoils and session.configuration.n_seq_max > 1 and len(batch.tokens) == 2 and batch.positions[0] > 0
+        return Decoded(given.outcome, given.rows * np.float32(1.5)) if is_spoiled and given.rows is not None else given
+
+    return decoded
+
+
+def last_row_not_finite(session: _Session, batch: Batch, decode: Any) -> Decoded:
+    decoded: Decoded = decode(batch)
+    assert decoded.rows is not None
+    rows = decoded.rows.copy()
+    rows[-1] = np.nan
+    return Decoded(decoded.outcome, rows)
+
+
+def dying(session: _Session, batch: Batch, decode: Any) -> Decoded:
+    raise EngineAbort("out of ideas")
+
+
+def refusing_it(session: _Session, batch: Batch, decode: Any) -> Decoded:
+    return Decoded(refused("no"))
+
+
+def all_not_finite(session: _Session, batch: Batch, decode: Any) -> Decoded:
+    decoded: Decoded = decode(batch)
+    assert decoded.rows is not None
+    return Decoded(decoded.outcome, np.full_like(decoded.rows, np.inf))
+
+
+@pytest.mark.parametrize("answer", [dying, refusing_it, all_not_finite])
+def test_a_truth_that_fails_leaves_the_shorter_logs_their_own(answer: Any) -> None:
+    with bench_of(_Target(of_truths(4, answer))) as bench:
+        trial = bench.try_program(parse_program(SPOILED))
+        right = bench.try_program(parse_program(TWO_LOGS))
+    assert (trial.verdict.kind, trial.verdict.operation_index) == ("wrong-output", 2)
+    assert (right.verdict.kind, right.verdict.operation_index) == ("unknown", 1)
+
+
+def test_a_row_that_is_not_finite_leaves_the_rows_before_it_their_truth() -> None:
+    def wrong_and_not_known(session: _Session, batch: Batch, decode: Any) -> Decoded:
+        if session.configuration.n_seq_max == 1:
+            return last_row_not_finite(session, batch, decode)
+        decoded: Decoded = decode(batch)
+        assert decoded.rows is not None
+        rows = decoded.rows.copy()
+        rows[-3] *= np.float32(1.5)
+        return Decoded(decoded.outcome, rows)
+
+    with bench_of(_Target(wrong_and_not_known)) as bench:
+        trial = bench.try_program(parse_program("model lfm2 seed=0; decode 0:9"))
+        lines = step_lines(trial)
+    assert (trial.verdict.kind, trial.verdict.position) == ("wrong-output", 6)
+    assert any("after token 7" in line for line in lines)
+    with bench_of(_Target(of_truths(4, last_row_not_finite, spoils=False))) as bench:
+        trial = bench.try_program(parse_program("model lfm2 seed=0; decode 0:9"))
+    assert (trial.verdict.kind, trial.verdict.error) == ("unknown", None)
+    assert "not finite" in trial.verdict.reason
+
+
+def test_a_failure_that_passes_is_not_remembered() -> None:
+    failures = iter([True])
+
+    def once(session: _Session, batch: Batch, decode: Any) -> Decoded:
+        if session.configuration.n_seq_max == 1 and next(failures, False):
+            raise EngineAbort("out of memory")
+        decoded: Decoded = decode(batch)
+        return decoded
+
+    program = parse_program("model lfm2 seed=0; decode 0:4")
+    with bench_of(_Target(once)) as bench:
+        assert [bench.try_program(program).verdict.kind for _ in range(3)] == ["unknown", "ok", "ok"]
+
+
+def test_a_truth_that_comes_out_different_the_second_time_makes_nothing_wrong() -> None:
+    asked = iter(range(1 << 20))
+
+    def restless(session: _Session, batch: Batch, decode: Any) -> Decoded:
+        decoded: Decoded = decode(batch)
+        return shifted(1e-3 * next(asked), decoded) if session.configuration.n_seq_max == 1 else decoded
+
+    next(asked)
+    program = parse_program("model lfm2 seed=0; decode 0:4")
+    with bench_of(_Target(restless)) as bench:
+        trials = [bench.try_program(program) for _ in range(3)]
+    assert [trial.verdict.kind for trial in trials] == ["unknown"] * 3
+    assert all("a second time" in trial.verdict.reason and trial.signature is None for trial in trials)
+
+
+def test_a_truth_that_dies_the_second_time_makes_nothing_wrong() -> None:
+    asked = iter(range(1 << 20))
+
+    def once(session: _Session, batch: Batch, decode: Any) -> Decoded:
+        if session.configuration.n_seq_max == 1 and next(asked) % 2:
+            raise EngineAbort("out of ideas")
+        decoded: Decoded = decode(batch)
+        return decoded if session.configuration.n_seq_max == 1 else shifted(0.1, decoded)
+
+    with bench_of(_Target(once)) as bench:
+        verdict = bench.try_program(parse_program("model lfm2 seed=0; decode 0:4")).verdict
+    assert verdict.kind == "unknown"
+    assert "out of ideas" in verdict.reason
+
+
+def test_only_what_a_divergence_rests_on_is_decoded_a_second_time() -> None:
+    target = _Target(of_truths(1 << 20, dying))
+    with bench_of(target) as bench:
+        bench.try_program(parse_program(TWO_LOGS))
+        right = sum(configuration.n_seq_max == 1 for configuration in target.opened)
+        assert bench.try_program(parse_program(SPOILED)).verdict.kind == "wrong-output"
+    assert right == 1
+    assert sum(configuration.n_seq_max == 1 for configuration in target.opened) == right + 2
+
+
+# --- the target's largest batch --------------------------------------------------------------------------------------------------
+
+
+def test_a_truth_is_cut_at_the_targets_largest_batch() -> None:
+    class Small(_Target):
+        def open(self, model: Model, configuration: CacheConfiguration) -> _Session:
+            session = super().open(model, configuration)
+            session.capabilities = msgspec.structs.replace(session.capabilities, n_batch=5)
+            return session
+
+    sizes: list[int] = []
+
+    def decoded(session: _Session, batch: Batch, decode: Any) -> Decoded:
+        if session.configuration.n_seq_max == 1:
+            sizes.append(len(batch.tokens))
+        given: Decoded = decode(batch)
+        return given
+
+    with bench_of(Small(decoded)) as bench:
+        verdict = bench.try_program(parse_program("model lfm2 seed=0; decode 0:4; decode 0:4; decode 0:4")).verdict
+    assert verdict.kind == "ok"
+    assert sizes == [5, 5, 2]
+
+
+# --- settings --------------------------------------------------------------------------------------------------------------------
+
+
+def of_settings(wrong_by: dict[str, float]) -> Any:
+    """Decodes that are wrong by so much in sessions of several sequences with such cells."""
+
+    def decoded(session: _Session, batch: Batch, decode: Any) -> Decoded:
+        given: Decoded = decode(batch)
+        is_truth = session.configuration.n_seq_max == 1
+        return given if is_truth else shifted(wrong_by.get(session.configuration.kv, 0.0), given)
+
+    return decoded
+
+
+@pytest.mark.parametrize(
+    ("wrong_by", "kind", "index", "tolerance"),
+    [
+        ({"f32": 1e-3}, "wrong-output", 0, 1e-4),
+        ({"f16": 1e-3}, "ok", None, 1e-2),
+        ({"f32": 5e-5, "f16": 1e-3}, "ok", None, 1e-4),
+        ({"f16": 0.1}, "wrong-output", 2, 1e-2),
+    ],
+)
+def test_every_row_is_held_to_the_tolerance_of_its_own_session(
+    wrong_by: dict[str, float], kind: str, index: int | None, tolerance: float
+) -> None:
+    program = parse_program("model lfm2 seed=0; decode 0:3; reopen kv=f16; decode 0:3")
+    with bench_of(_Target(of_settings(wrong_by))) as bench:
+        bench._noise |= {(MODEL, Setting("f16", 0)): Noise(5e-4, 1e-2, 200)}
+        trial = bench.try_program(program)
+        lines = step_lines(trial)
+    assert (trial.verdict.kind, trial.verdict.operation_index) == (kind, index)
+    assert trial.verdict.tolerance == trial.tolerance == tolerance
+    if kind == "ok":
+        assert [sum(f"(tolerance {each})" in line for line in lines) for each in (0.0001, 0.01)] == [1, 1]
+
+
 # --- noise ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -262,11 +450,11 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "CUT_UBATCH", 2)
 
 
-def measured(decoded: Any) -> Noise:
+def measured(decoded: Any, setting: Setting = PLAIN_SETTING) -> Noise:
     target = _Target(decoded)
     bench = Bench(target, oracle="engine")
     assert bench.truth is not None
-    return measure_own_noise(MODEL, PLAIN_SETTING, lambda programs: [execute(program, target) for program in programs], bench.truth)
+    return measure_own_noise(MODEL, setting, lambda programs: [execute(program, target) for program in programs], bench.truth)
 
 
 def shifted(by: float, decoded: Decoded) -> Decoded:
@@ -309,6 +497,26 @@ def test_an_engine_whose_plain_decodings_fail_could_not_be_tested() -> None:
 
     with pytest.raises(UnavailableError, match="plain decoding"):
         measured(refusing)
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_whole_decodings_that_are_not_finite_could_not_be_tested() -> None:
+    with pytest.raises(UnavailableError, match="not finite"):
+        measured(lambda session, batch, decode: all_not_finite(session, batch, decode) if len(batch.tokens) > 4 else decode(batch))
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_many_rows_that_hang_on_a_close_selection_could_not_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def many(model: Model, runs: Sequence[Run], tolerance: float) -> tuple[int, int]:
+        asked.append(tolerance)
+        return 2, 100
+
+    monkeypatch.setattr(calibration, "unjudged_rows", many)
+    with pytest.raises(UnavailableError, match=r"2.00% of all rows"):
+        measured(lambda session, batch, decode: decode(batch), Setting("f16", 0))
+    assert asked == [1e-5]
 
 
 def test_a_death_and_a_failure_are_no_truths() -> None:
