@@ -29,7 +29,8 @@ def _target_lines(name: str) -> list[str]:
         target = load_target(name)
         library = target.describe()
     except (UnavailableError, UsageError) as error:
-        return wrapped(f"{name}  not available: {error}", "  ")
+        reason = str(error).removeprefix(f"target {name} is not available: ")
+        return wrapped(f"{name}  not available: {reason}", "  ")
     except Exception as error:  # a third party's target must not take the list with it
         return wrapped(f"{name}  not available: {type(error).__name__}: {error}", "  ")
     lines = wrapped(f"{name}  available  {library}", "  ")

@@ -336,3 +336,16 @@ def test_a_target_that_is_not_there_says_why_and_fails_nothing(monkeypatch: pyte
     assert "broken  not available: target broken is not available: a library is missing." in lines
     assert "other  not available: ZeroDivisionError" in lines
     assert "half  available  version 0\n  lfm2  not available: no memory for it" in lines
+
+
+@pytest.mark.parametrize("target", ["numba", "numba-ring", "numba-llamacpp"])
+def test_a_numba_that_does_not_compile_is_said_at_once(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import numba
+
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert application.run(["replay", "model lfm2; decode 0:1", "--target", target]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(f"statedrift: target {target} is not available: NUMBA_DISABLE_JIT is set")
