@@ -2,7 +2,7 @@
 
 Rules
 - Status 1: divergences that count (`--undocumented` counts all); 2: something could not be tested; 0: clean.
-- An interrupt ends the campaign, not the summary.
+- An interrupt ends the campaign, not the summary. Where nothing at all could be tested there is no summary, but a line for every reason.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,10 @@ def fuzz_command(
     settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
+    if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
+        for reason in dict.fromkeys(campaign.account.could_not_test.values()):
+            failures.complain(reason)
+        return failures.COULD_NOT_TEST
     say(summary_text(campaign, out))
     return status_of_campaign(campaign, undocumented)
 

@@ -29,7 +29,8 @@ def _target_lines(name: str) -> list[str]:
         target = load_target(name)
         library = target.describe()
     except (UnavailableError, UsageError) as error:
-        return wrapped(f"{name}  not available: {error}", "  ")
+        reason = str(error).removeprefix(f"target {name} is not available: ")
+        return wrapped(f"{name}  not available: {reason}", "  ")
     except Exception as error:  # a third party's target must not take the list with it
         return wrapped(f"{name}  not available: {type(error).__name__}: {error}", "  ")
     lines = wrapped(f"{name}  available  {library}", "  ")
@@ -43,20 +44,30 @@ def _target_lines(name: str) -> list[str]:
 
 def _abilities(target: Target, family: str) -> str:
     try:
-        session = target.open(Model(family), CacheConfiguration())
+        return abilities_text(_capabilities(target, family, 0), _capabilities(target, family, 1))
     except (UnavailableError, UsageError) as error:
         return f"not available: {error}"
     except Exception as error:
         return f"cannot be opened: {type(error).__name__}: {error}"
+
+
+def _capabilities(target: Target, family: str, unified: int) -> Capabilities:
+    session = target.open(Model(family), CacheConfiguration(unified=unified))
     try:
-        return abilities_text(session.capabilities)
+        return session.capabilities
     finally:
         session.close()
 
 
-def abilities_text(capabilities: Capabilities) -> str:
-    """What a session can do, on one line."""
-    words = [word.replace("_", " ") for word in _WORDS if getattr(capabilities, word)]
+def abilities_text(capabilities: Capabilities, unified: Capabilities | None = None) -> str:
+    """What a session can do, on one line; `unified`: what it declares with unified=1, where that may be more or less."""
+    other = capabilities if unified is None else unified
+    notes = {(True, True): "", (True, False): " with unified=0", (False, True): " with unified=1"}
+    words = [
+        word.replace("_", " ") + notes[able]
+        for word in _WORDS
+        if (able := (bool(getattr(capabilities, word)), bool(getattr(other, word)))) in notes
+    ]
     guarantee = f"rollback guarantee {capabilities.guarantee}" + (f" ({capabilities.n_rs_seq} snapshots)" if capabilities.n_rs_seq else "")
     return f"{guarantee}; " + (", ".join(words) if words else "no optional operation")
 

@@ -305,24 +305,33 @@ def _read_model(words: list[Word]) -> Model:
     if len(words) < 2:
         _fail(words[0], "`model` needs a family, as in `model lfm2 seed=0`")
     try:
-        defaults = family_of(Model(words[1].text)).defaults
+        family = family_of(Model(words[1].text))
     except UsageError as error:
         _fail(words[1], str(error))
+    defaults = family.defaults
     seed, dimensions = 0, []
     for key, (word, value) in _settings(words[2:]).items():
         if key == "seed":
             seed = _number(word, value, "`seed`", 0, (1 << 32) - 1)
         elif key in defaults:
-            dimensions.append((key, _number(word, value, f"`{key}`", 1)))
+            dimensions.append((key, _number(word, value, f"dimension `{key}`", *family.bounds_of(key))))
         else:  # before its value, which says nothing when the name is not known
             _fail(word, f"family {words[1].text} has no dimension `{key[:40]}`; there are seed, {', '.join(defaults)}")
     model = Model(words[1].text, seed, tuple(sorted(dimensions)))
     try:
         dimensions_of(model)
     except UsageError as error:
-        culprit = next((word for word in words[2:] if f"`{word.text.partition('=')[0]}`" in str(error)), words[1])
-        _fail(culprit, str(error))
+        _fail(_dimension_at_fault(words, defaults, str(error)), str(error))
     return msgspec.structs.replace(model, dimensions=tuple((name, value) for name, value in model.dimensions if defaults[name] != value))
+
+
+def _dimension_at_fault(words: list[Word], defaults: dict[str, int], message: str) -> Word:
+    """The first given dimension that a message names; else the one that is the most times its default; else the family."""
+    given = [word for word in words[2:] if word.text.partition("=")[0] in defaults]
+    for word in given:
+        if re.search(rf"\b{word.text.partition('=')[0]}\b", message):
+            return word
+    return max(given, key=lambda word: int(word.text.partition("=")[2]) / max(1, defaults[word.text.partition("=")[0]]), default=words[1])
 
 
 def _read_item(word: Word) -> Item:

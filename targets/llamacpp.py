@@ -45,6 +45,7 @@ class LoadedModel:
     """A model in the library's memory, and how many sessions use it."""
 
     def __init__(self, library: Library, model: Model) -> None:
+        _check_head_size(model)
         call = library.call
         parameters = call.llama_model_default_params()
         parameters.n_gpu_layers = 0
@@ -75,6 +76,16 @@ class LoadedModel:
                 "give it both"
             )
         self.session_count = 0
+
+
+def _check_head_size(model: Model) -> None:
+    """Raise UsageError for attention heads of one channel, on which the library aborts while it builds the graph."""
+    metadata = family_of(model).gguf_metadata(dimensions_of(model))
+    if any(key.endswith(".attention.key_length") and value == 1 for key, value in metadata.items()):
+        raise UsageError(
+            f"llama.cpp does not run `{model_text(model)}`: it aborts on attention heads of one channel (n_embd / n_head is 1); "
+            "give it a larger n_embd or a smaller n_head"
+        )
 
 
 class LoadedModels:

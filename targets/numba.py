@@ -26,19 +26,20 @@ class NumbaTarget:
     undocumented: tuple[Undocumented, ...] = ()
 
     def version(self) -> str:
-        """The versions of statedrift and Numba."""
+        """The versions of statedrift and Numba. Raises UnavailableError without a Numba that compiles."""
+        require_numba(self.name)
         return f"statedrift {metadata.version('statedrift')}, numba {metadata.version('numba')}"
 
     def describe(self) -> str:
         """One line: what it is and what it runs on."""
-        require_numba()
+        require_numba(self.name)
         import numba
 
         return f"own caches, policy {self.policy}; numba {numba.__version__}, CPU {_processor()}"
 
     def open(self, model: Model, configuration: CacheConfiguration) -> Session:
         """Open a session. Raises UnavailableError without Numba, UsageError for a model or configuration it cannot have."""
-        require_numba()
+        require_numba(self.name)
         from ..impl.session import NumbaSession
 
         return NumbaSession(model, configuration)
@@ -56,7 +57,7 @@ class RingTarget(NumbaTarget):
 
     def open(self, model: Model, configuration: CacheConfiguration) -> Session:
         """Open a session. Raises UnavailableError without Numba, UsageError for a model or configuration it cannot have."""
-        require_numba()
+        require_numba(self.name)
         from ..impl.ring import RingCells
         from ..impl.session import NumbaSession
 
@@ -69,12 +70,14 @@ def _processor() -> str:
     return str(binding.get_host_cpu_name())
 
 
-def require_numba() -> None:
-    """Raise UnavailableError when Numba cannot be imported."""
+def require_numba(target: str) -> None:
+    """For the target of this name: raise UnavailableError when Numba cannot be imported, or is told not to compile: our kernels call what only exists compiled."""
     try:
-        import numba  # noqa: F401
+        import numba
     except ImportError as error:
-        raise UnavailableError(f"target numba is not available: {error}. pip install numba") from error
+        raise UnavailableError(f"target {target} is not available: {error}. pip install numba") from error
+    if numba.config.DISABLE_JIT:
+        raise UnavailableError(f"target {target} is not available: NUMBA_DISABLE_JIT is set, and its kernels run only compiled; unset it")
 
 
 TARGET = NumbaTarget()

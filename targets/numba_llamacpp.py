@@ -29,6 +29,7 @@ class NumbaLlamaTarget:
 
     def version(self) -> str:
         """The version of statedrift, and the switches that are not at their default."""
+        require_numba(self.name)
         from .llama_probe import probed_switches
 
         switches = probed_switches()
@@ -37,12 +38,12 @@ class NumbaLlamaTarget:
 
     def describe(self) -> str:
         """One line: what it is and what it runs on."""
-        require_numba()
+        require_numba(self.name)
         return "own caches, policy llamacpp: llama.cpp's memory fault for fault"
 
     def open(self, model: Model, configuration: CacheConfiguration) -> Session:
         """Open a session. Raises UnavailableError without Numba, UsageError for a model or configuration it cannot have."""
-        require_numba()
+        require_numba(self.name)
         if model.family not in self.families:
             raise UsageError(f"target numba-llamacpp does not run family `{model.family}`; it runs {', '.join(self.families)}")
         from ..impl.llamacpp.session import LlamaPolicySession

@@ -80,7 +80,7 @@ def dimensions_of(model: Model) -> Dimensions:
     for name, value in model.dimensions:
         if name not in dimensions:
             raise UsageError(f"family {family.name} has no dimension `{name}`; it has {', '.join(dimensions)}")
-        low, high = family.bounds.get(name, (1, 4096))
+        low, high = family.bounds_of(name)
         if not low <= value <= high:
             raise UsageError(f"dimension `{name}` must be from {low} to {high}, not {value}")
         dimensions[name] = value

@@ -52,6 +52,10 @@ class GgufTensor(msgspec.Struct, frozen=True):
     transform: Literal["", "negative exponential"] = ""
 
 
+BOUNDS_USUAL = (1, 4096)
+"""Of a dimension for which a family says no other."""
+
+
 class RowWidths(NamedTuple):
     """Elements of one state row in one layer: convolution part (n_embd_r) and recurrent part (n_embd_s) of llama.cpp; and, in a layer with
     per-layer embeddings, the part of their convolution (p)."""
@@ -66,7 +70,7 @@ class Family(msgspec.Struct, frozen=True):
 
     name               the word in program text, also llama.cpp's architecture name where it has one
     title              one line for people
-    defaults, bounds   dimensions at toy size, and allowed ranges where they differ from 1..4096
+    defaults, bounds   dimensions at toy size, and allowed ranges where they differ from `BOUNDS_USUAL` (read with `bounds_of`)
     check              raises UsageError when the dimensions make no model
     tensors            every weight
     recurrent_layers   indices of layers with a recurrent or convolution state
@@ -104,6 +108,10 @@ class Family(msgspec.Struct, frozen=True):
     attention_window: Callable[[Dimensions], int] = lambda dimensions: 0
     forward: str = ""
     engine_tensor: Callable[[str, tuple[int, ...]], TensorFact | None] | None = None
+
+    def bounds_of(self, dimension: str) -> tuple[int, int]:
+        """The least and the largest value that a dimension may have by itself."""
+        return self.bounds.get(dimension, BOUNDS_USUAL)
 
     @property
     def is_modelled(self) -> bool:

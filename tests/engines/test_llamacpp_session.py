@@ -373,6 +373,7 @@ def test_a_bad_argument_is_named(name: str, call: Callable[[Session], object]) -
         (Model("rwkv9"), "does not run family `rwkv9`"),
         (Model("lfm2", 0, (("attention_period", 64),)), "without attention layers"),
         (Model("lfm2", 0, (("n_embd", 33),)), "n_embd"),
+        (Model("jamba", 0, (("n_embd", 2),)), "heads of one channel"),
     ],
 )
 def test_a_model_that_cannot_be_opened_is_said(model: Model, message: str) -> None:

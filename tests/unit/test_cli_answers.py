@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from statedrift.cli import application, failures, output
 from statedrift.cli.fuzzing import checked_settings, status_of_campaign
-from statedrift.cli.inventory import families_text, targets_text
+from statedrift.cli.inventory import abilities_text, families_text, targets_text
 from statedrift.cli.progress import PLAIN_SECONDS, live_line, plain_progress
 from statedrift.cli.reducing import PROGRESS_SECONDS, shown_steps
 from statedrift.cli.replaying import finite, replay_object, status_of
@@ -18,6 +18,7 @@ from statedrift.fuzz.trial import Trial
 from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.programs import parse_program, program_id
+from statedrift.spec.target import Capabilities
 from statedrift.spec.verdicts import DIVERGENCE_KINDS, Verdict, VerdictKind
 from statedrift.store.campaigns import Account, Campaign, write_account
 from statedrift.store.findings import Finding, write_finding
@@ -336,3 +337,22 @@ def test_a_target_that_is_not_there_says_why_and_fails_nothing(monkeypatch: pyte
     assert "broken  not available: target broken is not available: a library is missing." in lines
     assert "other  not available: ZeroDivisionError" in lines
     assert "half  available  version 0\n  lfm2  not available: no memory for it" in lines
+
+
+@pytest.mark.parametrize("target", ["numba", "numba-ring", "numba-llamacpp"])
+def test_a_numba_that_does_not_compile_is_said_at_once(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import numba
+
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert application.run(["replay", "model lfm2; decode 0:1", "--target", target]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(f"statedrift: target {target} is not available: NUMBA_DISABLE_JIT is set")
+
+
+def test_an_ability_that_hangs_on_the_pool_says_with_which() -> None:
+    split = Capabilities("none", 0, 64, 64, True, True, shift=True, divide=True)
+    text = abilities_text(split, Capabilities("none", 0, 64, 64, True, True, shift=True, coupled=True))
+    assert text == "rollback guarantee none; coupled with unified=1, shift, divide with unified=0"

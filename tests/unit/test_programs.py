@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statedrift.spec.configuration import CacheConfiguration
-from statedrift.spec.errors import ProgramError
-from statedrift.spec.models import Model
+from statedrift.spec.errors import ProgramError, UsageError
+from statedrift.spec.families import ENGINE_ONLY, FAMILIES, dimensions_of
+from statedrift.spec.models import Model, model_text
 from statedrift.spec.operations import (
     OPEN,
     OPERATION_NAMES,
@@ -181,6 +182,34 @@ def test_the_golden_programs_use_every_operation() -> None:
     assert names == {"model", "cache", *OPERATION_NAMES}
 
 
+def bounded_models() -> list[Model]:
+    """Every family with each of its dimensions at its least and at its largest value, where that makes a model by itself."""
+    families = {**FAMILIES, **ENGINE_ONLY}
+    ends = [(name, key, end) for name, family in families.items() for key in family.defaults for end in family.bounds_of(key)]
+    models = [Model(name, 0, ((key, end),)) for name, key, end in ends if end != families[name].defaults[key]]
+    return [model for model in models if is_model(model)]
+
+
+def is_model(model: Model) -> bool:
+    try:
+        dimensions_of(model)
+    except UsageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("model", bounded_models(), ids=lambda model: model_text(model))
+def test_a_dimension_at_its_bound_is_read_back_from_text_and_json(model: Model) -> None:
+    program = Program(model, CacheConfiguration(), (Drop(0),))
+    assert parse_program(program_text(program)) == program
+    assert parse_program_json(program_json(program)) == program
+
+
+def test_the_bounds_that_begin_at_zero_are_among_them() -> None:
+    zeros = {(model.family, *model.dimensions) for model in bounded_models() if model.dimensions[0][1] == 0}
+    assert ("kimi_linear", ("n_dense", 0)) in zeros
+
+
 def test_comments_order_blanks_and_defaults_do_not_change_the_id() -> None:
     loose = (
         "# why\n\n  model   mamba2 n_layer=3 seed=4 # n_layer=3 is the default\r\n"
@@ -225,6 +254,9 @@ def test_json_is_one_object_of_format_1() -> None:
         ("model rwkv9 sed=x", 1, 7, "rwkv9"),
         ("model lfm2 seed=3 n_layer=0", 1, 19, "`n_layer` must be from 1"),
         ("model lfm2 seed=3 n_layer=9999", 1, 19, "`n_layer` must be from 1 to 64"),
+        ("model lfm2 seed=3 n_ff=64 n_embd=33", 1, 27, "n_embd"),
+        ("model lfm2 n_ff=4096 n_embd=4096", 1, 22, "parameters"),
+        ("model kimi_linear n_dense=65", 1, 19, "`n_dense` must be from 0 to 64"),
         ("model lfm2 depth", 1, 12, "not of the form key=value"),
         (HEAD + "cache n_seq_max=0", 2, 7, "from 1 to 256, not 0"),
         (HEAD + "cache n_rs_seq=1 n_sequences=2", 2, 18, "unknown cache key `n_sequences`"),
