@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..fuzz.campaign import Settings, run_campaign
 from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
-from ..fuzz.trial import STATES_WITHOUT_TRUTH, only_by_engine
+from ..fuzz.trial import STATES_WITHOUT_TRUTH, check_family
 from ..fuzz.truth import ORACLES
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
@@ -55,11 +55,9 @@ def checked_settings(
     if seconds is None and programs is None:
         seconds = SECONDS_DEFAULT
     chosen_oracle = checked_oracle(oracle, against, inspect)
-    for family in families:
-        if not family_of(Model(family)).is_modelled and chosen_oracle == "own":
-            raise UsageError(only_by_engine(family))
     runs = tuple(load_target(target).families)
-    _check_offered(target, runs, families)
+    for family in families:
+        check_family(target, load_target(target), family, chosen_oracle)
     offered = tuple(family for family in runs if chosen_oracle == "engine" or family_of(Model(family)).is_modelled)
     if against is not None:
         offered = _offered_by_both(target, offered, against, families)
@@ -93,16 +91,11 @@ def checked_oracle(oracle: str, against: str | None, inspect: bool) -> Oracle:
     return "engine"
 
 
-def _check_offered(target: str, offered: Sequence[str], families: Sequence[str]) -> None:
-    missing = [family for family in families if family not in offered]
-    if missing:
-        raise UnavailableError(f"could not test: target {target} does not run family {missing[0]}; it runs {', '.join(offered)}")
-
-
 def _offered_by_both(target: str, offered: Sequence[str], against: str, families: Sequence[str]) -> tuple[str, ...]:
     """The families that both targets run, in the first one's order."""
     others = tuple(load_target(against).families)
-    _check_offered(against, others, families)
+    for family in families:
+        check_family(against, load_target(against), family, "own")
     both = tuple(family for family in offered if family in others)
     if not both:
         raise UnavailableError(

@@ -18,7 +18,7 @@ import msgspec
 
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.families import family_of
+from ..spec.families import family_list, family_of
 from ..spec.models import Model
 from ..spec.programs import Program, caches_of
 from ..spec.target import Target
@@ -66,6 +66,18 @@ def check_judgeable(program: Program) -> None:
         if cache.kv != "f32" or cache.flash:
             key = "kv=f16" if cache.kv != "f32" else "flash=1"
             raise UnavailableError(f"could not test: with {key} only the engine itself says what is right; judge it with `--oracle engine`")
+
+
+def check_family(target_name: str, target: Target, family: str, oracle: str) -> None:
+    """Raise UnavailableError for a family that the target does not run, or that only the engine itself can judge where the oracle is our
+    own; UsageError for an unknown one."""
+    is_modelled = family_of(Model(family)).is_modelled
+    if family not in target.families:
+        raise UnavailableError(f"could not test: target {target_name} does not run family {family}; it runs {family_list(target.families)}")
+    if not is_modelled and oracle == "own":
+        raise UnavailableError(
+            f"could not test: family {family} has no recompute of ours, only the engine itself says what is right; judge it with `--oracle engine`"
+        )
 
 
 def answers_of(trial: Trial) -> tuple[Answer, ...]:
@@ -127,14 +139,13 @@ class Bench:
             self.sandbox.close()
 
     def noise(self, model: Model) -> Noise:
-        """The measured floor and tolerance for a model. Raises UnavailableError when the target cannot be judged on it, UsageError
-        for a family that only an engine can judge where the oracle is our own."""
+        """The measured floor and tolerance for a model. Raises UnavailableError when the target cannot be judged on it."""
         return self._noise_in(model, PLAIN_SETTING)
 
     def _noise_in(self, model: Model, setting: Setting) -> Noise:
         key = model, setting
         if key not in self._noise:
-            self._check_family(model)
+            check_family(self.target_name, self.target, model.family, self.oracle)
             if self.manner.inspect:
                 self._check_inspectable(model)
             judged_by = "" if self.truth is None else " ".join(["engine", *(f"{word}" for word in setting)])
@@ -153,15 +164,6 @@ class Bench:
             return measure_own_noise(model, setting, self._run_plain, self.truth)
         noise = measure_noise(model, self._run_plain)
         return measure_state_noise(model, noise, self._run_inspected) if self.manner.inspect else noise
-
-    def _check_family(self, model: Model) -> None:
-        family = family_of(model)
-        if family.name not in self.target.families:
-            raise UnavailableError(
-                f"could not test: target {self.target_name} does not run family {model.family}; it runs {', '.join(self.target.families)}"
-            )
-        if not family.is_modelled and self.truth is None:
-            raise UsageError(only_by_engine(family.name))
 
     def _check_inspectable(self, model: Model) -> None:
         (opened,) = self._run_inspected([Program(model, CacheConfiguration(), ())])
@@ -312,11 +314,6 @@ class Bench:
             return Failed("unavailable", str(error))
         except Exception as error:  # ours: a session's own exceptions are its answers
             return Failed("internal", "".join(traceback.format_exception_only(error)).strip())
-
-
-def only_by_engine(family: str) -> str:
-    """What to do about a family that has no recompute of ours."""
-    return f"family {family} has no recompute of ours: only the engine itself says what is right; judge it with --oracle engine"
 
 
 def without_rows(run: Run) -> Run:

@@ -76,7 +76,7 @@ def require_numba(target: str) -> None:
         import numba
     except ImportError as error:
         raise UnavailableError(f"target {target} is not available: {error}. pip install numba") from error
-    if numba.config.DISABLE_JIT:
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # made when it is imported
         raise UnavailableError(f"target {target} is not available: NUMBA_DISABLE_JIT is set, and its kernels run only compiled; unset it")
 
 

@@ -8,6 +8,7 @@ Rules
 """
 
 import functools
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -66,7 +67,13 @@ def family_of(model: Model) -> Family:
 
 def family_names() -> str:
     """All families for people, those that only an engine can judge apart."""
-    return f"{', '.join(FAMILIES)}; with `--oracle engine` also {', '.join(ENGINE_ONLY)}"
+    return family_list([*FAMILIES, *ENGINE_ONLY])
+
+
+def family_list(names: Sequence[str]) -> str:
+    """Families for people, those that only an engine can judge apart."""
+    others = ", ".join(name for name in names if name in ENGINE_ONLY)
+    return ", ".join(name for name in names if name not in ENGINE_ONLY) + (f"; with `--oracle engine` also {others}" if others else "")
 
 
 @functools.lru_cache(maxsize=256)
