@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec.families.family import Dimensions, Weights
-from ..spec.families.minimax01 import MINIMAX01, NORM_EPSILON, RESIDUAL_SCALE, ROPE_THETA, inner_channels, rates
+from ..spec.families.minimax01 import ATTENTION, MINIMAX01, NORM_EPSILON, RESIDUAL_SCALE, inner_channels, rates
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import FULL, Memory, Sights
+from .forwards import Memory, Sights
+from .grouped_attention import AttentionWeights, attend, attention_room, attention_shapes, prepare_attention
 from .kernels import kernel
-from .kernels.attention import remember_and_attend
-from .kernels.dense import embed, gate_by_sigmoid, linear, rms_norm, rotary_table, rotate, silu_rows, write_wanted_rows
+from .kernels.dense import embed, gate_by_sigmoid, linear, rms_norm, silu_rows, write_wanted_rows
 from .kernels.experts import expert_mixture, softmax_shares
 from .kernels.lightning_attention import lightning_attention
-from .kernels.rows import zero_rows
 from .memory import aligned
 from .stacking import places, stacked, stacked_experts, stacked_matrices, stacked_norms
+from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
 _RESIDUAL_SCALE = np.float32(RESIDUAL_SCALE)
@@ -41,9 +41,7 @@ class Minimax01Weights(NamedTuple):
     gate_projection: np.ndarray  # [lightning layers, n_embd, d_inner]
     loss: np.ndarray  # [lightning layers, heads], decay - 1
     lightning_norm: np.ndarray  # [lightning layers, 1, d_inner]
-    q_projection: np.ndarray  # [attention layers, n_embd, d_inner]
-    k_projection: np.ndarray  # [attention layers, n_embd, key heads * head_dim]
-    v_projection: np.ndarray  # [attention layers, n_embd, key heads * head_dim]
+    attention: AttentionWeights
     out_projection: np.ndarray  # [layers, d_inner, n_embd]
     ffn_norm: np.ndarray  # [layers, 1, n_embd]
     router: np.ndarray  # [layers, n_embd, experts]
@@ -52,7 +50,6 @@ class Minimax01Weights(NamedTuple):
     ffn_down: np.ndarray  # [layers, experts, n_ff, n_embd]
     output_norm: np.ndarray  # [1, n_embd]
     output: np.ndarray  # [n_embd, n_vocab]
-    rotated_channels: int
 
 
 def prepare(dimensions: Dimensions, weights: Weights) -> Minimax01Weights:
@@ -60,7 +57,7 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Minimax01Weights:
     every = tuple(range(dimensions["n_layer"]))
     lightning, attention = MINIMAX01.recurrent_layers(dimensions), MINIMAX01.attention_layers(dimensions)
     n_embd, n_head, head_dim, n_expert, n_ff = (dimensions[name] for name in ("n_embd", "n_head", "head_dim", "n_expert", "n_ff"))
-    d_inner, n_embd_kv = inner_channels(dimensions), dimensions["n_head_kv"] * head_dim
+    d_inner = inner_channels(dimensions)
 
     # Every head's query, key and value stand side by side: [layers, heads, 3, head_dim, n_embd].
     projections = stacked(weights, "qkv_projection", lightning, 3 * d_inner, n_embd).reshape(len(lightning), n_head, 3, head_dim, n_embd)
@@ -74,9 +71,7 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Minimax01Weights:
         gate_projection=stacked_matrices(weights, "gate_projection", lightning, d_inner, n_embd),
         loss=aligned(np.array(loss).reshape(len(lightning), n_head)),
         lightning_norm=stacked_norms(weights, "lightning_norm", lightning, d_inner),
-        q_projection=stacked_matrices(weights, "q_projection", attention, d_inner, n_embd),
-        k_projection=stacked_matrices(weights, "k_projection", attention, n_embd_kv, n_embd),
-        v_projection=stacked_matrices(weights, "v_projection", attention, n_embd_kv, n_embd),
+        attention=prepare_attention(ATTENTION, dimensions, weights, attention),
         out_projection=stacked_matrices(weights, "out_projection", every, n_embd, d_inner),
         ffn_norm=stacked_norms(weights, "ffn_norm", every, n_embd),
         router=stacked_matrices(weights, "router", every, n_expert, n_embd),
@@ -85,7 +80,6 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Minimax01Weights:
         ffn_down=stacked_experts(weights, "ffn_down", every, n_expert, n_embd, n_ff),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
-        rotated_channels=dimensions["n_rot"],
     )
 
 
@@ -94,11 +88,7 @@ def shapes(dimensions: Dimensions) -> dict[str, Any]:
     return {
         "convolution_shape": (0, 0),
         "recurrent_shape": (dimensions["n_head"], dimensions["head_dim"], dimensions["head_dim"]),
-        "key_heads": dimensions["n_head_kv"],
-        "head_dim": dimensions["head_dim"],
-        "rope_theta": ROPE_THETA,
-        "rotated_channels": dimensions["n_rot"],
-    }
+    } | attention_shapes(ATTENTION, dimensions)
 
 
 @kernel
@@ -122,16 +112,10 @@ def forward(
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens = end - start
     n_embd, d_inner, heads = weights.embedding.shape[1], weights.out_projection.shape[1], weights.loss.shape[1]
-    key_heads, head_dim = weights.k_projection.shape[2] * heads // d_inner, d_inner // heads
-    half = weights.rotated_channels // 2
+    head_dim = d_inner // heads
     n_rows = memory.recurrent_rows.shape[1]
 
     stream = np.empty((tokens, n_embd), np.float32)
@@ -142,16 +126,10 @@ def forward(
     value = np.empty((tokens, d_inner), np.float32)
     gate = np.empty((tokens, d_inner), np.float32)
     mixed = np.empty((tokens, d_inner), np.float32)
-    few_keys = np.empty((tokens, key_heads * head_dim), np.float32)
-    few_values = np.empty((tokens, key_heads * head_dim), np.float32)
     shares = np.empty((tokens, weights.router.shape[2]), np.float32)
-    cosine = np.empty((tokens, half), np.float32)
-    sine = np.empty((tokens, half), np.float32)
+    room = attention_room(weights.attention, batch.positions[start:end])
     query_heads = query.reshape((tokens, heads, head_dim))
     mixed_heads = mixed.reshape((tokens, heads, head_dim))
-
-    if memory.keys[FULL].shape[0] > 0:
-        rotary_table(batch.positions[start:end], half, ROPE_THETA, cosine, sine)
 
     embed(batch.tokens[start:end], weights.embedding, stream)
     for layer in range(weights.place.size):
@@ -176,17 +154,7 @@ def forward(
             rms_norm(mixed, weights.lightning_norm[place], _EPSILON, mixed)
             gate_by_sigmoid(gate, mixed)
         else:
-            place = -1 - place
-            linear(normed, weights.q_projection[place], query)
-            linear(normed, weights.k_projection[place], few_keys)
-            linear(normed, weights.v_projection[place], few_values)
-            new_keys = few_keys.reshape((tokens, key_heads, head_dim))
-            new_values = few_values.reshape((tokens, key_heads, head_dim))
-            rotate(query_heads, cosine, sine)
-            rotate(new_keys, cosine, sine)
-            remember_and_attend(
-                query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
-            )
+            attend(weights.attention, -1 - place, memory, sights, start, room, normed, mixed)
         linear(mixed, weights.out_projection[layer], part)
         _add_to_residual(part, normed, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)

@@ -20,11 +20,11 @@ from .forwards import Memory, Sights
 from .kernels import kernel
 from .kernels.arithmetic import exponential, sigmoid
 from .kernels.dense import add_rows, embed, layer_norm, linear, multiply_rows, squared_relu, sum_of_products, write_wanted_layer_norm_rows
-from .kernels.rows import zero_rows
 from .kernels.rwkv7_wkv import rwkv7_wkv
 from .kernels.token_shift import blend, token_shift
 from .memory import aligned
 from .rwkv6 import CHANNEL_MIX, TIME_MIX, Norm, normed_embedding, norms, shapes, stacked, through_tanh
+from .ubatches import begin_ubatch
 
 _EPSILON, _HEAD_EPSILON = np.float32(NORM_EPSILON), np.float32(HEAD_NORM_EPSILON)
 _DECAY_LEAST = np.float32(DECAY_LEAST)
@@ -197,13 +197,7 @@ def forward(
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens = end - start
     layers, heads, head_size = weights.first.shape
     n_embd = heads * head_size

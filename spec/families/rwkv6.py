@@ -21,6 +21,7 @@ from typing import Any
 from ..errors import UsageError
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
+from .model_ends import model_gguf_metadata
 
 NORM_EPSILON = 1e-5
 HEAD_NORM_EPSILON = 64e-5
@@ -107,12 +108,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "rwkv6",
-        "rwkv6.vocab_size": dimensions["n_vocab"],
-        "rwkv6.context_length": 1 << 20,
-        "rwkv6.embedding_length": dimensions["n_embd"],
-        "rwkv6.block_count": dimensions["n_layer"],
+    return model_gguf_metadata(dimensions, "rwkv6") | {
         "rwkv6.feed_forward_length": dimensions["n_ff"],
         "rwkv6.attention.head_count": 0,
         "rwkv6.attention.layer_norm_epsilon": NORM_EPSILON,

@@ -19,6 +19,7 @@ import math
 from typing import Any
 
 from .family import Dimensions, Family, GgufTensor, TensorFact
+from .model_ends import model_gguf_metadata
 from .rwkv6 import ENDS_GGUF, NORM_EPSILON, check_heads, ends_of_model, row_widths, state_layers
 
 BLENDS = 6
@@ -75,12 +76,7 @@ def _low_rank(dimensions: Dimensions, prefix: str, name: str, gain: float, base:
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "rwkv7",
-        "rwkv7.vocab_size": dimensions["n_vocab"],
-        "rwkv7.context_length": 1 << 20,
-        "rwkv7.embedding_length": dimensions["n_embd"],
-        "rwkv7.block_count": dimensions["n_layer"],
+    return model_gguf_metadata(dimensions, "rwkv7") | {
         "rwkv7.feed_forward_length": dimensions["n_ff"],
         "rwkv7.attention.head_count": 0,
         "rwkv7.attention.layer_norm_epsilon": NORM_EPSILON,
