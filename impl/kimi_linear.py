@@ -19,7 +19,6 @@ from .forwards import Memory, Sights
 from .kernels import kernel
 from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, write_wanted_rows
 from .kernels.experts import expert_mixture, sigmoid_shares
-from .kernels.rows import zero_rows
 from .kimi_delta_mixer import KimiDeltaWeights, kimi_delta_room, kimi_delta_shapes, mix_kimi_delta, prepare_kimi_delta
 from .latent_attention import (
     LatentAttentionWeights,
@@ -30,6 +29,7 @@ from .latent_attention import (
 )
 from .memory import aligned
 from .stacking import places, stacked_experts, stacked_matrices, stacked_norms
+from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
 _EXPERT_SCALE = np.float32(EXPERT_SCALE)
@@ -104,13 +104,7 @@ def forward(
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens = end - start
     n_embd, dense_layers = weights.embedding.shape[1], weights.ffn_down.shape[0]
     stream = np.empty((tokens, n_embd), np.float32)

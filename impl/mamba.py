@@ -17,9 +17,9 @@ from .cells import Plan
 from .forwards import Memory, Sights
 from .kernels import kernel
 from .kernels.dense import add_rows, embed, rms_norm, write_wanted_rows
-from .kernels.rows import zero_rows
 from .mamba1_mixer import MixerWeights, mix, mixer_room, mixer_shapes, prepare_mixer
 from .memory import aligned
+from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -63,13 +63,7 @@ def forward(
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens = end - start
     stream = np.empty((tokens, weights.embedding.shape[1]), np.float32)
     normed = np.empty((tokens, weights.embedding.shape[1]), np.float32)

@@ -3,8 +3,7 @@
 Rules
 - One call does one ubatch through all layers, reading each sequence's state from its source row and writing its snapshots. Keys and values
   of all its tokens are written before any of them attends; a token sees only positions up to its own.
-- The projection to queries, keys and values of a lightning layer is kept as three matrices, so that every part is contiguous.
-- There is no convolution: the memory's rows of that part have no elements.
+- A lightning layer is `lightning_mixer.mix_lightning`, softmax attention is `grouped_attention.attend`; the projection out is theirs in turn.
 Sources: MiniMax 2025 (arXiv:2501.08313); Transformers' MiniMaxForCausalLM for the order of the parts.
 """
 
@@ -13,37 +12,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec.families.family import Dimensions, Weights
-from ..spec.families.minimax01 import MINIMAX01, NORM_EPSILON, RESIDUAL_SCALE, ROPE_THETA, inner_channels, rates
+from ..spec.families.minimax01 import ATTENTION, MINIMAX01, NORM_EPSILON, RESIDUAL_SCALE, inner_channels
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import FULL, Memory, Sights
+from .forwards import Memory, Sights
+from .grouped_attention import AttentionWeights, attend, attention_room, attention_shapes, prepare_attention
 from .kernels import kernel
-from .kernels.attention import remember_and_attend
-from .kernels.dense import embed, gate_by_sigmoid, linear, rms_norm, rotary_table, rotate, silu_rows, write_wanted_rows
+from .kernels.dense import add_to_scaled_rows, embed, linear, rms_norm, write_wanted_rows
 from .kernels.experts import expert_mixture, softmax_shares
-from .kernels.lightning_attention import lightning_attention
-from .kernels.rows import zero_rows
+from .lightning_mixer import LightningWeights, lightning_room, lightning_shapes, mix_lightning, prepare_lightning
 from .memory import aligned
-from .stacking import places, stacked, stacked_experts, stacked_matrices, stacked_norms
+from .stacking import places, stacked_experts, stacked_matrices, stacked_norms
+from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
 _RESIDUAL_SCALE = np.float32(RESIDUAL_SCALE)
 
 
 class Minimax01Weights(NamedTuple):
-    """Weights as the forward uses them; matrices [in, out]. Layers of a kind are stacked apart, a lightning layer's queries and a softmax
-    layer's together (`place` says which). All float32 but place."""
+    """Weights as the forward uses them; matrices [in, out]. Lightning and attention layers are stacked apart. All float32 but place."""
 
     place: np.ndarray  # int64 [layers], index among the lightning layers, or -1 - index among the attention layers
     embedding: np.ndarray  # [n_vocab, n_embd]
     input_norm: np.ndarray  # [layers, 1, n_embd]
-    lightning_projection: np.ndarray  # [3 (query, key, value), lightning layers, n_embd, d_inner]
-    gate_projection: np.ndarray  # [lightning layers, n_embd, d_inner]
-    loss: np.ndarray  # [lightning layers, heads], decay - 1
-    lightning_norm: np.ndarray  # [lightning layers, 1, d_inner]
-    q_projection: np.ndarray  # [attention layers, n_embd, d_inner]
-    k_projection: np.ndarray  # [attention layers, n_embd, key heads * head_dim]
-    v_projection: np.ndarray  # [attention layers, n_embd, key heads * head_dim]
+    lightning: LightningWeights
+    attention: AttentionWeights
     out_projection: np.ndarray  # [layers, d_inner, n_embd]
     ffn_norm: np.ndarray  # [layers, 1, n_embd]
     router: np.ndarray  # [layers, n_embd, experts]
@@ -52,31 +45,19 @@ class Minimax01Weights(NamedTuple):
     ffn_down: np.ndarray  # [layers, experts, n_ff, n_embd]
     output_norm: np.ndarray  # [1, n_embd]
     output: np.ndarray  # [n_embd, n_vocab]
-    rotated_channels: int
 
 
 def prepare(dimensions: Dimensions, weights: Weights) -> Minimax01Weights:
     """Lay the family's weights out for `forward`."""
     every = tuple(range(dimensions["n_layer"]))
     lightning, attention = MINIMAX01.recurrent_layers(dimensions), MINIMAX01.attention_layers(dimensions)
-    n_embd, n_head, head_dim, n_expert, n_ff = (dimensions[name] for name in ("n_embd", "n_head", "head_dim", "n_expert", "n_ff"))
-    d_inner, n_embd_kv = inner_channels(dimensions), dimensions["n_head_kv"] * head_dim
-
-    # Every head's query, key and value stand side by side: [layers, heads, 3, head_dim, n_embd].
-    projections = stacked(weights, "qkv_projection", lightning, 3 * d_inner, n_embd).reshape(len(lightning), n_head, 3, head_dim, n_embd)
-    projections = projections.transpose(2, 0, 4, 1, 3).reshape(3, len(lightning), n_embd, d_inner)
-    loss = [np.expm1(-rates(dimensions, layer)) for layer in lightning]
+    n_embd, n_expert, n_ff, d_inner = dimensions["n_embd"], dimensions["n_expert"], dimensions["n_ff"], inner_channels(dimensions)
     return Minimax01Weights(
         place=places(dimensions["n_layer"], lightning, attention),
         embedding=aligned(weights["token_embedding"]),
         input_norm=stacked_norms(weights, "input_norm", every, n_embd),
-        lightning_projection=aligned(projections),
-        gate_projection=stacked_matrices(weights, "gate_projection", lightning, d_inner, n_embd),
-        loss=aligned(np.array(loss).reshape(len(lightning), n_head)),
-        lightning_norm=stacked_norms(weights, "lightning_norm", lightning, d_inner),
-        q_projection=stacked_matrices(weights, "q_projection", attention, d_inner, n_embd),
-        k_projection=stacked_matrices(weights, "k_projection", attention, n_embd_kv, n_embd),
-        v_projection=stacked_matrices(weights, "v_projection", attention, n_embd_kv, n_embd),
+        lightning=prepare_lightning(dimensions, weights, lightning),
+        attention=prepare_attention(ATTENTION, dimensions, weights, attention),
         out_projection=stacked_matrices(weights, "out_projection", every, n_embd, d_inner),
         ffn_norm=stacked_norms(weights, "ffn_norm", every, n_embd),
         router=stacked_matrices(weights, "router", every, n_expert, n_embd),
@@ -85,29 +66,12 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Minimax01Weights:
         ffn_down=stacked_experts(weights, "ffn_down", every, n_expert, n_embd, n_ff),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
-        rotated_channels=dimensions["n_rot"],
     )
 
 
 def shapes(dimensions: Dimensions) -> dict[str, Any]:
     """The shapes of a layer's state rows and attention cells."""
-    return {
-        "convolution_shape": (0, 0),
-        "recurrent_shape": (dimensions["n_head"], dimensions["head_dim"], dimensions["head_dim"]),
-        "key_heads": dimensions["n_head_kv"],
-        "head_dim": dimensions["head_dim"],
-        "rope_theta": ROPE_THETA,
-        "rotated_channels": dimensions["n_rot"],
-    }
-
-
-@kernel
-def _add_to_residual(part: np.ndarray, residual: np.ndarray, y: np.ndarray) -> None:
-    """y = RESIDUAL_SCALE * residual + part, float32 [tokens, channels] all."""
-    for token in range(y.shape[0]):
-        own, kept, result = part[token], residual[token], y[token]
-        for i in range(result.size):
-            result[i] = _RESIDUAL_SCALE * kept[i] + own[i]
+    return lightning_shapes(dimensions) | attention_shapes(ATTENTION, dimensions)
 
 
 @kernel
@@ -122,77 +86,31 @@ def forward(
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens = end - start
-    n_embd, d_inner, heads = weights.embedding.shape[1], weights.out_projection.shape[1], weights.loss.shape[1]
-    key_heads, head_dim = weights.k_projection.shape[2] * heads // d_inner, d_inner // heads
-    half = weights.rotated_channels // 2
-    n_rows = memory.recurrent_rows.shape[1]
-
+    n_embd = weights.embedding.shape[1]
     stream = np.empty((tokens, n_embd), np.float32)
     normed = np.empty((tokens, n_embd), np.float32)
     part = np.empty((tokens, n_embd), np.float32)
-    query = np.empty((tokens, d_inner), np.float32)
-    key = np.empty((tokens, d_inner), np.float32)
-    value = np.empty((tokens, d_inner), np.float32)
-    gate = np.empty((tokens, d_inner), np.float32)
-    mixed = np.empty((tokens, d_inner), np.float32)
-    few_keys = np.empty((tokens, key_heads * head_dim), np.float32)
-    few_values = np.empty((tokens, key_heads * head_dim), np.float32)
+    mixed = np.empty((tokens, weights.out_projection.shape[1]), np.float32)
     shares = np.empty((tokens, weights.router.shape[2]), np.float32)
-    cosine = np.empty((tokens, half), np.float32)
-    sine = np.empty((tokens, half), np.float32)
-    query_heads = query.reshape((tokens, heads, head_dim))
-    mixed_heads = mixed.reshape((tokens, heads, head_dim))
-
-    if memory.keys[FULL].shape[0] > 0:
-        rotary_table(batch.positions[start:end], half, ROPE_THETA, cosine, sine)
+    own_attention_room = attention_room(weights.attention, batch.positions[start:end])
+    own_lightning_room = lightning_room(weights.lightning, tokens)
 
     embed(batch.tokens[start:end], weights.embedding, stream)
     for layer in range(weights.place.size):
         rms_norm(stream, weights.input_norm[layer], _EPSILON, normed)
         place = weights.place[layer]
         if place >= 0:
-            for i, projected in enumerate((query, key, value)):
-                linear(normed, weights.lightning_projection[i, place], projected)
-                silu_rows(projected)
-            linear(normed, weights.gate_projection[place], gate)
-            lightning_attention(
-                query_heads,
-                key.reshape((tokens, heads, head_dim)),
-                value.reshape((tokens, heads, head_dim)),
-                weights.loss[place],
-                memory.recurrent_rows[place].reshape((n_rows, heads, head_dim, head_dim)),
-                segment_start,
-                source_row,
-                plane_row,
-                mixed_heads,
-            )
-            rms_norm(mixed, weights.lightning_norm[place], _EPSILON, mixed)
-            gate_by_sigmoid(gate, mixed)
+            mix_lightning(weights.lightning, place, memory, segment_start, source_row, plane_row, own_lightning_room, normed, mixed)
         else:
-            place = -1 - place
-            linear(normed, weights.q_projection[place], query)
-            linear(normed, weights.k_projection[place], few_keys)
-            linear(normed, weights.v_projection[place], few_values)
-            new_keys = few_keys.reshape((tokens, key_heads, head_dim))
-            new_values = few_values.reshape((tokens, key_heads, head_dim))
-            rotate(query_heads, cosine, sine)
-            rotate(new_keys, cosine, sine)
-            remember_and_attend(
-                query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
-            )
+            attend(weights.attention, -1 - place, memory, sights, start, own_attention_room, normed, mixed)
         linear(mixed, weights.out_projection[layer], part)
-        _add_to_residual(part, normed, stream)
+        add_to_scaled_rows(part, normed, _RESIDUAL_SCALE, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)
         linear(normed, weights.router[layer], shares)
         softmax_shares(shares)
         expert_mixture(normed, shares, weights.ffn_gate[layer], weights.ffn_up[layer], weights.ffn_down[layer], part)
-        _add_to_residual(part, normed, stream)
+        add_to_scaled_rows(part, normed, _RESIDUAL_SCALE, stream)
 
     write_wanted_rows(stream, batch.output_row[start:end], weights.output_norm, _EPSILON, weights.output, hidden, y)

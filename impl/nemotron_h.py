@@ -3,7 +3,7 @@
 Rules
 - One call does one ubatch through all layers. Keys and values of all its tokens are written before any of them attends; a token sees only
   positions up to its own, and nothing else of a position: keys are stored as they are, without rotation.
-- A Mamba-2 layer is `mamba2_mixer.mix`.
+- A Mamba-2 layer is `mamba2_mixer.mix`, attention is `grouped_attention.attend`.
 Sources: Transformers' NemotronHForCausalLM; llama.cpp's src/models/nemotron-h.cpp.
 """
 
@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..spec.families.family import Dimensions, Weights, head_size
+from ..spec.families.family import Dimensions, Weights
 from ..spec.families.mamba2 import mixer_dimensions
-from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, mlp_layers
+from ..spec.families.nemotron_h import ATTENTION, NEMOTRON_H, NORM_EPSILON, mlp_layers
 from .batches import SplitBatch
 from .cells import Plan
-from .forwards import FULL, Memory, Sights
+from .forwards import Memory, Sights
+from .grouped_attention import AttentionWeights, attend, attention_room, attention_shapes, prepare_attention
 from .kernels import kernel
-from .kernels.attention import remember_and_attend
 from .kernels.dense import add_rows, embed, linear, rms_norm, squared_relu, write_wanted_rows
-from .kernels.rows import zero_rows
 from .mamba2_mixer import MixerWeights, mix, mixer_room, mixer_shapes, prepare_mixer
 from .memory import aligned
 from .stacking import stacked_matrices, stacked_norms
+from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
 _MIXER, _ATTENTION, _MLP = range(3)
@@ -37,10 +37,8 @@ class NemotronHWeights(NamedTuple):
     embedding: np.ndarray  # [n_vocab, n_embd]
     norm: np.ndarray  # [layers, 1, n_embd]
     mixer: MixerWeights
-    q_projection: np.ndarray  # [attention layers, n_embd, n_embd]
-    k_projection: np.ndarray  # [attention layers, n_embd, n_embd_kv]
-    v_projection: np.ndarray  # [attention layers, n_embd, n_embd_kv]
-    out_projection: np.ndarray  # [attention layers, n_embd, n_embd]
+    attention: AttentionWeights
+    attention_out: np.ndarray  # [attention layers, n_embd, n_embd]
     mlp_up: np.ndarray  # [MLP layers, n_embd, n_ff]
     mlp_down: np.ndarray  # [MLP layers, n_ff, n_embd]
     output_norm: np.ndarray  # [1, n_embd]
@@ -50,7 +48,7 @@ class NemotronHWeights(NamedTuple):
 def prepare(dimensions: Dimensions, weights: Weights) -> NemotronHWeights:
     """Lay the family's weights out for `forward`."""
     mixer, attention, mlp = NEMOTRON_H.recurrent_layers(dimensions), NEMOTRON_H.attention_layers(dimensions), mlp_layers(dimensions)
-    n_embd, n_ff, n_embd_kv = dimensions["n_embd"], dimensions["n_ff"], head_size(dimensions) * dimensions["n_head_kv"]
+    n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
     kinds = {_MIXER: mixer, _ATTENTION: attention, _MLP: mlp}
     kind_and_place = {layer: (kind, place) for kind, layers in kinds.items() for place, layer in enumerate(layers)}
     kind, place = np.array([kind_and_place[layer] for layer in range(dimensions["n_layer"])], np.int64).T
@@ -61,10 +59,8 @@ def prepare(dimensions: Dimensions, weights: Weights) -> NemotronHWeights:
         embedding=aligned(weights["token_embedding"]),
         norm=stacked_norms(weights, "norm", tuple(range(dimensions["n_layer"])), n_embd),
         mixer=prepare_mixer(mixer_dimensions(dimensions), weights, mixer),
-        q_projection=stacked_matrices(weights, "q_projection", attention, n_embd, n_embd),
-        k_projection=stacked_matrices(weights, "k_projection", attention, n_embd_kv, n_embd),
-        v_projection=stacked_matrices(weights, "v_projection", attention, n_embd_kv, n_embd),
-        out_projection=stacked_matrices(weights, "out_projection", attention, n_embd, n_embd),
+        attention=prepare_attention(ATTENTION, dimensions, weights, attention),
+        attention_out=stacked_matrices(weights, "out_projection", attention, n_embd, n_embd),
         mlp_up=stacked_matrices(weights, "mlp_up", mlp, n_ff, n_embd),
         mlp_down=stacked_matrices(weights, "mlp_down", mlp, n_embd, n_ff),
         output_norm=aligned(weights["output_norm"][None, :]),
@@ -74,8 +70,7 @@ def prepare(dimensions: Dimensions, weights: Weights) -> NemotronHWeights:
 
 def shapes(dimensions: Dimensions) -> dict[str, Any]:
     """The shapes of a layer's state rows and attention cells."""
-    attention = {"key_heads": dimensions["n_head_kv"], "head_dim": head_size(dimensions), "rope_theta": 0.0}
-    return mixer_shapes(mixer_dimensions(dimensions)) | attention
+    return mixer_shapes(mixer_dimensions(dimensions)) | attention_shapes(ATTENTION, dimensions)
 
 
 @kernel
@@ -90,25 +85,15 @@ def forward(
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens = end - start
     n_embd = weights.embedding.shape[1]
-    key_heads, head_dim = memory.keys[FULL].shape[2], memory.keys[FULL].shape[3]
-
     stream = np.empty((tokens, n_embd), np.float32)
     normed = np.empty((tokens, n_embd), np.float32)
-    query = np.empty((tokens, n_embd), np.float32)
     mixed = np.empty((tokens, n_embd), np.float32)
-    key = np.empty((tokens, key_heads * head_dim), np.float32)
-    value = np.empty((tokens, key_heads * head_dim), np.float32)
     inner = np.empty((tokens, weights.mlp_up.shape[2]), np.float32)
-    room = mixer_room(weights.mixer, tokens)
+    room, own_attention_room = mixer_room(weights.mixer, tokens), attention_room(weights.attention, batch.positions[start:end])
+
     embed(batch.tokens[start:end], weights.embedding, stream)
     for layer in range(weights.kind.size):
         rms_norm(stream, weights.norm[layer], _EPSILON, normed)
@@ -116,18 +101,8 @@ def forward(
         if weights.kind[layer] == _MIXER:
             mix(weights.mixer, place, memory, segment_start, source_row, plane_row, room, normed, normed)
         elif weights.kind[layer] == _ATTENTION:
-            heads = n_embd // head_dim
-            linear(normed, weights.q_projection[place], query)
-            linear(normed, weights.k_projection[place], key)
-            linear(normed, weights.v_projection[place], value)
-            query_heads = query.reshape((tokens, heads, head_dim))
-            mixed_heads = mixed.reshape((tokens, heads, head_dim))
-            new_keys = key.reshape((tokens, key_heads, head_dim))
-            new_values = value.reshape((tokens, key_heads, head_dim))
-            remember_and_attend(
-                query_heads, new_keys, new_values, memory.keys[FULL][place], memory.values[FULL][place], sights[FULL], start, mixed_heads
-            )
-            linear(mixed, weights.out_projection[place], normed)
+            attend(weights.attention, place, memory, sights, start, own_attention_room, normed, mixed)
+            linear(mixed, weights.attention_out[place], normed)
         else:
             linear(normed, weights.mlp_up[place], inner)
             squared_relu(inner)

@@ -15,13 +15,14 @@ from ..spec.families.qwen35 import QWEN35
 from .batches import SplitBatch
 from .cells import Plan
 from .delta_net_mixer import DeltaNetWeights, delta_net_room, delta_net_shapes, mix_delta_net, prepare_delta_nets
+from .feed_forward import FeedForwardWeights, feed_forward, prepare_feed_forward
 from .forwards import Memory, Sights
 from .gated_attention import GatedAttentionWeights, attend_gated, gated_attention_room, gated_attention_shapes, prepare_gated_attention
 from .kernels import kernel
-from .kernels.dense import add_rows, embed, gated_linear_unit, linear, rms_norm, write_wanted_rows
-from .kernels.rows import zero_rows
+from .kernels.dense import add_rows, embed, rms_norm, write_wanted_rows
 from .memory import aligned
-from .stacking import places, stacked_matrices, stacked_norms
+from .stacking import places, stacked_norms
+from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
 
@@ -35,9 +36,7 @@ class Qwen35Weights(NamedTuple):
     delta_net: DeltaNetWeights
     attention: GatedAttentionWeights
     ffn_norm: np.ndarray  # [layers, 1, n_embd]
-    ffn_gate: np.ndarray  # [layers, n_embd, n_ff]
-    ffn_up: np.ndarray  # [layers, n_embd, n_ff]
-    ffn_down: np.ndarray  # [layers, n_ff, n_embd]
+    ffn: FeedForwardWeights
     output_norm: np.ndarray  # [1, n_embd]
     output: np.ndarray  # [n_embd, n_vocab]
 
@@ -46,7 +45,7 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Qwen35Weights:
     """Lay the family's weights out for `forward`."""
     every = tuple(range(dimensions["n_layer"]))
     recurrent, attention = QWEN35.recurrent_layers(dimensions), QWEN35.attention_layers(dimensions)
-    n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
+    n_embd = dimensions["n_embd"]
     return Qwen35Weights(
         place=places(dimensions["n_layer"], recurrent, attention),
         embedding=aligned(weights["token_embedding"]),
@@ -54,9 +53,7 @@ def prepare(dimensions: Dimensions, weights: Weights) -> Qwen35Weights:
         delta_net=prepare_delta_nets(dimensions, weights, recurrent, key_heads_in_turn(dimensions)),
         attention=prepare_gated_attention(dimensions, weights, attention),
         ffn_norm=stacked_norms(weights, "ffn_norm", every, n_embd),
-        ffn_gate=stacked_matrices(weights, "ffn_gate", every, n_ff, n_embd),
-        ffn_up=stacked_matrices(weights, "ffn_up", every, n_ff, n_embd),
-        ffn_down=stacked_matrices(weights, "ffn_down", every, n_embd, n_ff),
+        ffn=prepare_feed_forward(dimensions, weights, every),
         output_norm=aligned(weights["output_norm"][None, :]),
         output=aligned(weights["output"].T),
     )
@@ -79,19 +76,11 @@ def forward(
     hidden                        True: the final norm's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens = end - start
-    n_embd, n_ff = weights.embedding.shape[1], weights.ffn_down.shape[1]
+    n_embd = weights.embedding.shape[1]
     stream = np.empty((tokens, n_embd), np.float32)
     normed = np.empty((tokens, n_embd), np.float32)
-    inner = np.empty((tokens, n_ff), np.float32)
-    inner_gate = np.empty((tokens, n_ff), np.float32)
     delta_room = delta_net_room(weights.delta_net, tokens)
     attention_room = gated_attention_room(weights.attention, batch.positions[start:end])
 
@@ -105,10 +94,7 @@ def forward(
             attend_gated(weights.attention, -1 - place, memory, sights, start, attention_room, normed, normed)
         add_rows(normed, stream)
         rms_norm(stream, weights.ffn_norm[layer], _EPSILON, normed)
-        linear(normed, weights.ffn_gate[layer], inner_gate)
-        linear(normed, weights.ffn_up[layer], inner)
-        gated_linear_unit(inner_gate, inner)
-        linear(inner, weights.ffn_down[layer], normed)
+        feed_forward(weights.ffn, layer, normed, normed)
         add_rows(normed, stream)
 
     write_wanted_rows(stream, batch.output_row[start:end], weights.output_norm, _EPSILON, weights.output, hidden, y)

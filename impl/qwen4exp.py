@@ -44,10 +44,11 @@ from .kernels.attention import Sight
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import embed, linear, rms_norm, rotate, sum_of_products
 from .kernels.ngram import embed_ngrams
-from .kernels.rows import copy_row, zero_rows
+from .kernels.rows import copy_row
 from .kernels.token_selection import selected_sight
 from .memory import aligned
 from .stacking import places, stacked_matrices, stacked_norms
+from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
 _SMALLEST_MATCH = np.float32(1e-6)
@@ -251,14 +252,7 @@ def forward(
     hidden                        True: the last mixer's output instead of logits
     y                             float32 [wanted rows, n_vocab or n_embd], its rows of this ubatch written
     """
-    first, last = batch.ubatch_start[ubatch], batch.ubatch_start[ubatch + 1]
-    segment_start = batch.segment_start[first : last + 1]
-    start, end = segment_start[0], segment_start[last - first]
-    source_row, plane_row = plan.source_row[first:last], plan.plane_row[first:last]
-    zero_rows(memory.convolution_rows, plan.zero_row[first:last])
-    zero_rows(memory.recurrent_rows, plan.zero_row[first:last])
-    zero_rows(memory.embedding_rows, plan.zero_row[first:last])
-
+    start, end, segment_start, source_row, plane_row = begin_ubatch(memory, batch, plan, ubatch)
     tokens, (n_vocab, n_embd) = end - start, weights.embedding.shape
     count = weights.output_mixer.norm.shape[1]
     stream, mixed = np.empty((tokens, n_embd), np.float32), np.empty((tokens, n_embd), np.float32)

@@ -35,6 +35,16 @@ def laid_out(
     return result
 
 
+FEED_FORWARD_MATRICES = ("ffn_gate", "ffn_up", "ffn_down")
+"""Weights of `gated_feed_forward`, used as [in, out]."""
+
+
+def gated_feed_forward(x: torch.Tensor, weights: Mapping[str, torch.Tensor], prefix: str) -> torch.Tensor:
+    """A gated linear unit (SwiGLU) of the layer whose weights begin with `prefix`; float64 [nodes, n_embd] in and out."""
+    inner = torch.nn.functional.silu(x @ weights[prefix + "ffn_gate"]) * (x @ weights[prefix + "ffn_up"])
+    return inner @ weights[prefix + "ffn_down"]
+
+
 def expert_mixture(x: torch.Tensor, shares: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     """Every expert's gated linear unit, added up by shares: all experts are used, so that nothing is selected.
 

@@ -9,19 +9,19 @@ Source: Transformers' FalconH1ForCausalLM for names and the order of parts; its 
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.falcon_h1 import NORM_EPSILON, ROPE_THETA
-from ..spec.families.family import head_size
+from ..spec.families.falcon_h1 import ATTENTION, NORM_EPSILON
 from ..spec.families.mamba2 import mixer_dimensions
+from . import grouped_attention as grouped_attention_block
 from . import mamba2
-from .blocks import masked_attention, root_mean_square_norm, rotated
+from .blocks import FEED_FORWARD_MATRICES, gated_feed_forward, root_mean_square_norm
 from .forest import Forest
+from .grouped_attention import grouped_attention
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
-MATRICES = ("q_projection", "k_projection", "v_projection", "attention_out", "ffn_gate", "ffn_up", "ffn_down")
+MATRICES = (*grouped_attention_block.MATRICES, "attention_out", *FEED_FORWARD_MATRICES)
 
 
 def window(dimensions: Dimensions) -> int:
@@ -40,9 +40,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: those of the mixers as mamba2 does, and matrices [in, out]."""
-    result = mamba2.prepared(mixer_dimensions(dimensions), weights)
-    return result | {name: weight.T.contiguous() for name, weight in weights.items() if name.rsplit(".", 1)[-1] in MATRICES}
+    """The weights as the forward uses them, as mamba2 does."""
+    return mamba2.prepared(mixer_dimensions(dimensions), weights, MATRICES)
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
@@ -56,26 +55,13 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
         prefix = f"layers.{layer}."
         normed = root_mean_square_norm(hidden, weights[prefix + "norm"], NORM_EPSILON)
         mixed = mamba2.mixer(of_mixer, weights, prefix, normed, forest, layer, trace)
-        hidden = hidden + mixed + _attention(dimensions, weights, prefix, normed, forest, layer, trace)
+        attended = grouped_attention(ATTENTION, dimensions, weights, prefix, normed, forest, layer, trace)
+        hidden = hidden + mixed + attended @ weights[prefix + "attention_out"]
         normed = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
-        inner = functional.silu(normed @ weights[prefix + "ffn_gate"]) * (normed @ weights[prefix + "ffn_up"])
-        hidden = hidden + inner @ weights[prefix + "ffn_down"]
+        hidden = hidden + gated_feed_forward(normed, weights, prefix)
     return hidden
 
 
 def final_norm(weights: Tensors, hidden: torch.Tensor) -> torch.Tensor:
     """The norm before the output projection; float64 [nodes, n_embd]."""
     return root_mean_square_norm(hidden, weights["output_norm"], NORM_EPSILON)
-
-
-def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
-) -> torch.Tensor:
-    n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
-    query = (x @ weights[prefix + "q_projection"]).view(-1, n_head, size)
-    key = (x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size)
-    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
-    if trace is not None:
-        trace.attention(layer, key, value)
-    query, key = rotated(query, forest.depths, ROPE_THETA), rotated(key, forest.depths, ROPE_THETA)
-    return masked_attention(query, key, value, forest) @ weights[prefix + "attention_out"]

@@ -9,19 +9,19 @@ Source: Transformers' JambaForCausalLM for names and the order of parts.
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.family import head_size
-from ..spec.families.jamba import JAMBA
+from ..spec.families.jamba import ATTENTION, JAMBA
 from ..spec.families.mamba import NORM_EPSILON
+from . import grouped_attention as grouped_attention_block
 from . import mamba
-from .blocks import laid_out, masked_attention, root_mean_square_norm
+from .blocks import FEED_FORWARD_MATRICES, gated_feed_forward, laid_out, root_mean_square_norm
 from .forest import Forest
+from .grouped_attention import grouped_attention
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
-MATRICES = ("q_projection", "k_projection", "v_projection", "attention_out_projection", "ffn_gate", "ffn_up", "ffn_down")
+MATRICES = (*grouped_attention_block.MATRICES, "attention_out_projection", *FEED_FORWARD_MATRICES)
 
 
 def window(dimensions: Dimensions) -> int:
@@ -55,27 +55,15 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
         prefix = f"layers.{layer}."
         normed = root_mean_square_norm(hidden, weights[prefix + "input_norm"], NORM_EPSILON)
         if layer in attention_layers:
-            hidden = hidden + _attention(dimensions, weights, prefix, normed, forest, layer, trace)
+            attended = grouped_attention(ATTENTION, dimensions, weights, prefix, normed, forest, layer, trace)
+            hidden = hidden + attended @ weights[prefix + "attention_out_projection"]
         else:
             hidden = hidden + mamba.mixer(dimensions, weights, prefix, normed, forest, layer, trace)
         normed = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
-        inner = functional.silu(normed @ weights[prefix + "ffn_gate"]) * (normed @ weights[prefix + "ffn_up"])
-        hidden = hidden + inner @ weights[prefix + "ffn_down"]
+        hidden = hidden + gated_feed_forward(normed, weights, prefix)
     return hidden
 
 
 def final_norm(weights: Tensors, hidden: torch.Tensor) -> torch.Tensor:
     """The norm before the output projection; float64 [nodes, n_embd]."""
     return root_mean_square_norm(hidden, weights["output_norm"], NORM_EPSILON)
-
-
-def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
-) -> torch.Tensor:
-    n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
-    query = (x @ weights[prefix + "q_projection"]).view(-1, n_head, size)
-    key = (x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size)
-    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
-    if trace is not None:
-        trace.attention(layer, key, value)
-    return masked_attention(query, key, value, forest) @ weights[prefix + "attention_out_projection"]

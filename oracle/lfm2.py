@@ -1,27 +1,24 @@
 """LFM2 in float64, with a window of attention or without: short convolutions as window sums, attention as a masked softmax.
 
 Rules
-- Positions are those of the log, from 0: rotary embedding is relative, so a shifted sequence has the same outputs.
-- Each half of a head's channels is rotated against the other (the form of GPT-NeoX).
+- The projection out of a layer is the same for both kinds.
 Source: Transformers' Lfm2ForCausalLM for names and the order of parts.
 """
 
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.family import head_size
-from ..spec.families.lfm2 import LFM2, NORM_EPSILON, ROPE_THETA, attention_window
-from .blocks import causal_convolution, laid_out, masked_attention, root_mean_square_norm, rotated
+from ..spec.families.lfm2 import ATTENTION, LFM2, NORM_EPSILON
+from . import grouped_attention as grouped_attention_block
+from .blocks import FEED_FORWARD_MATRICES, causal_convolution, gated_feed_forward, laid_out, root_mean_square_norm
 from .forest import Forest
+from .grouped_attention import grouped_attention
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
-MATRICES = (
-    "in_projection", "out_projection", "q_projection", "k_projection", "v_projection", "ffn_gate", "ffn_up", "ffn_down", "output",
-)  # fmt: skip
+MATRICES = (*grouped_attention_block.MATRICES, *FEED_FORWARD_MATRICES, "in_projection", "output")
 
 
 def window(dimensions: Dimensions) -> int:
@@ -54,12 +51,14 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
     hidden = weights["token_embedding"].index_select(0, forest.tokens)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
-        operator = _attention if layer in attention_layers else _short_convolution
         normed = root_mean_square_norm(hidden, weights[prefix + "operator_norm"], NORM_EPSILON)
-        hidden = hidden + operator(dimensions, weights, prefix, normed, forest, layer, trace)
+        if layer in attention_layers:
+            mixed = grouped_attention(ATTENTION, dimensions, weights, prefix, normed, forest, layer, trace)
+        else:
+            mixed = _short_convolution(dimensions, weights, prefix, normed, forest, layer, trace)
+        hidden = hidden + mixed @ weights[prefix + "out_projection"]
         normed = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
-        inner = functional.silu(normed @ weights[prefix + "ffn_gate"]) * (normed @ weights[prefix + "ffn_up"])
-        hidden = hidden + inner @ weights[prefix + "ffn_down"]
+        hidden = hidden + gated_feed_forward(normed, weights, prefix)
     return hidden
 
 
@@ -75,17 +74,4 @@ def _short_convolution(
     inputs = before * value
     if trace is not None:
         trace.convolution(layer, inputs, dimensions["l_cache"] - 1)
-    return (after * causal_convolution(inputs, weights[prefix + "convolution"], forest)) @ weights[prefix + "out_projection"]
-
-
-def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
-) -> torch.Tensor:
-    n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
-    query = root_mean_square_norm((x @ weights[prefix + "q_projection"]).view(-1, n_head, size), weights[prefix + "q_norm"], NORM_EPSILON)
-    key = root_mean_square_norm((x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size), weights[prefix + "k_norm"], NORM_EPSILON)
-    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
-    if trace is not None:
-        trace.attention(layer, key, value)
-    query, key = rotated(query, forest.depths, ROPE_THETA), rotated(key, forest.depths, ROPE_THETA)
-    return masked_attention(query, key, value, forest, attention_window(dimensions)) @ weights[prefix + "out_projection"]
+    return after * causal_convolution(inputs, weights[prefix + "convolution"], forest)

@@ -41,11 +41,11 @@ def heads(dimensions: Dimensions) -> int:
     return dimensions["n_head"]
 
 
-def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them (`laid_out`), d for every channel."""
+def prepared(dimensions: Dimensions, weights: Tensors, others: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
+    """The weights as the forward uses them (`laid_out`), d for every channel; `others` are a hybrid's own matrices."""
     channels = dimensions["d_inner"] // dimensions["n_head"]
     skips = {name: weight.repeat_interleave(channels) for name, weight in weights.items() if name.rsplit(".", 1)[-1] == "d"}
-    return laid_out(weights, MATRICES) | skips
+    return laid_out(weights, (*MATRICES, *others)) | skips
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:

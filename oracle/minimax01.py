@@ -2,7 +2,7 @@
 
 Rules
 - Lightning attention is the oracle's own masked quadratic form of Mamba-2 with a step of 1 and decays that depend on head and layer alone.
-- Positions are those of the log, from 0: rotary embedding is relative. Only the first n_rot channels of a head are rotated.
+- Only the first n_rot channels of a head are rotated.
 Source: Transformers' MiniMaxForCausalLM for names and the order of parts.
 """
 
@@ -12,16 +12,16 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.minimax01 import MINIMAX01, NORM_EPSILON, RESIDUAL_SCALE, ROPE_THETA, inner_channels, rates
-from .blocks import expert_mixture, laid_out, masked_attention, partly_rotated, root_mean_square_norm
+from ..spec.families.minimax01 import ATTENTION, MINIMAX01, NORM_EPSILON, RESIDUAL_SCALE, inner_channels, rates
+from . import grouped_attention as grouped_attention_block
+from .blocks import expert_mixture, laid_out, root_mean_square_norm
 from .forest import Forest
+from .grouped_attention import grouped_attention
 from .mamba2 import masked_quadratic_form, states_after
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
-MATRICES = (
-    "q_projection", "k_projection", "v_projection", "qkv_projection", "gate_projection", "out_projection", "router", "output",
-)  # fmt: skip
+MATRICES = (*grouped_attention_block.MATRICES, "qkv_projection", "gate_projection", "router", "output")
 
 
 def window(dimensions: Dimensions) -> int:
@@ -54,9 +54,12 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
     hidden = weights["token_embedding"].index_select(0, forest.tokens)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
-        mixer = _attention if layer in attention_layers else _lightning_attention
         hidden = root_mean_square_norm(hidden, weights[prefix + "input_norm"], NORM_EPSILON)
-        hidden = RESIDUAL_SCALE * hidden + mixer(dimensions, weights, prefix, hidden, forest, layer, trace)
+        if layer in attention_layers:
+            mixed = grouped_attention(ATTENTION, dimensions, weights, prefix, hidden, forest, layer, trace)
+        else:
+            mixed = _lightning_attention(dimensions, weights, prefix, hidden, forest, layer, trace)
+        hidden = RESIDUAL_SCALE * hidden + mixed @ weights[prefix + "out_projection"]
         hidden = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
         shares = (hidden @ weights[prefix + "router"]).softmax(-1)
         experts = (weights[prefix + name] for name in ("ffn_gate", "ffn_up", "ffn_down"))
@@ -82,17 +85,4 @@ def _lightning_attention(
         trace.recurrent(layer, states_after(value, step, decay, key, trace))
     y = masked_quadratic_form(value, step, decay, key, query, forest)
     y = root_mean_square_norm(y, weights[prefix + "lightning_norm"], NORM_EPSILON)
-    return (y * (x @ weights[prefix + "gate_projection"]).sigmoid()) @ weights[prefix + "out_projection"]
-
-
-def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
-) -> torch.Tensor:
-    n_head, n_head_kv, head_dim = dimensions["n_head"], dimensions["n_head_kv"], dimensions["head_dim"]
-    query = (x @ weights[prefix + "q_projection"]).view(-1, n_head, head_dim)
-    key = (x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, head_dim)
-    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, head_dim)
-    if trace is not None:
-        trace.attention(layer, key, value)
-    query, key = (partly_rotated(heads, forest.depths, ROPE_THETA, dimensions["n_rot"]) for heads in (query, key))
-    return masked_attention(query, key, value, forest) @ weights[prefix + "out_projection"]
+    return y * (x @ weights[prefix + "gate_projection"]).sigmoid()

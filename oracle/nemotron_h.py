@@ -12,16 +12,17 @@ import torch
 from torch.nn import functional
 
 from ..spec.families import Dimensions
-from ..spec.families.family import head_size
 from ..spec.families.mamba2 import mixer_dimensions
-from ..spec.families.nemotron_h import NEMOTRON_H, NORM_EPSILON, mlp_layers
+from ..spec.families.nemotron_h import ATTENTION, NEMOTRON_H, NORM_EPSILON, mlp_layers
+from . import grouped_attention as grouped_attention_block
 from . import mamba2
-from .blocks import masked_attention, root_mean_square_norm
+from .blocks import root_mean_square_norm
 from .forest import Forest
+from .grouped_attention import grouped_attention
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
-MATRICES = ("q_projection", "k_projection", "v_projection", "mlp_up", "mlp_down")
+MATRICES = (*grouped_attention_block.MATRICES, "mlp_up", "mlp_down")
 
 
 def window(dimensions: Dimensions) -> int:
@@ -40,9 +41,8 @@ def heads(dimensions: Dimensions) -> int:
 
 
 def prepared(dimensions: Dimensions, weights: Tensors) -> dict[str, torch.Tensor]:
-    """The weights as the forward uses them: those of Mamba-2 layers as mamba2 does, and matrices [in, out]."""
-    result = mamba2.prepared(mixer_dimensions(dimensions), weights)
-    return result | {name: weight.T.contiguous() for name, weight in weights.items() if name.rsplit(".", 1)[-1] in MATRICES}
+    """The weights as the forward uses them, as mamba2 does."""
+    return mamba2.prepared(mixer_dimensions(dimensions), weights, MATRICES)
 
 
 def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trace: Trace | None = None) -> torch.Tensor:
@@ -56,7 +56,8 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
         prefix = f"layers.{layer}."
         normed = root_mean_square_norm(hidden, weights[prefix + "norm"], NORM_EPSILON)
         if layer in attention:
-            part = _attention(dimensions, weights, prefix, normed, forest, layer, trace)
+            attended = grouped_attention(ATTENTION, dimensions, weights, prefix, normed, forest, layer, trace)
+            part = attended @ weights[prefix + "out_projection"]
         elif layer in mlp:
             part = functional.relu(normed @ weights[prefix + "mlp_up"]).square() @ weights[prefix + "mlp_down"]
         else:
@@ -68,15 +69,3 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
 def final_norm(weights: Tensors, hidden: torch.Tensor) -> torch.Tensor:
     """The norm before the output projection; float64 [nodes, n_embd]."""
     return root_mean_square_norm(hidden, weights["output_norm"], NORM_EPSILON)
-
-
-def _attention(
-    dimensions: Dimensions, weights: Tensors, prefix: str, x: torch.Tensor, forest: Forest, layer: int, trace: Trace | None
-) -> torch.Tensor:
-    n_head, n_head_kv, size = dimensions["n_head"], dimensions["n_head_kv"], head_size(dimensions)
-    query = (x @ weights[prefix + "q_projection"]).view(-1, n_head, size)
-    key = (x @ weights[prefix + "k_projection"]).view(-1, n_head_kv, size)
-    value = (x @ weights[prefix + "v_projection"]).view(-1, n_head_kv, size)
-    if trace is not None:
-        trace.attention(layer, key, value)
-    return masked_attention(query, key, value, forest) @ weights[prefix + "out_projection"]

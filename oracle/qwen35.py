@@ -8,14 +8,13 @@ Source: Transformers' Qwen3_5ForCausalLM for names and the order of parts.
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from ..spec.families import Dimensions
 from ..spec.families.delta_net import NORM_EPSILON, key_heads_in_turn
 from ..spec.families.qwen35 import QWEN35
 from . import delta_net as delta_net_block
 from . import gated_attention as attention_block
-from .blocks import laid_out, root_mean_square_norm
+from .blocks import FEED_FORWARD_MATRICES, gated_feed_forward, laid_out, root_mean_square_norm
 from .delta_net import delta_net, delta_net_channels
 from .delta_rule import levels_of
 from .forest import Forest
@@ -23,7 +22,7 @@ from .gated_attention import gated_attention, gated_attention_channels
 from .trace import Trace
 
 Tensors = Mapping[str, torch.Tensor]
-MATRICES = {*delta_net_block.MATRICES, *attention_block.MATRICES, "ffn_gate", "ffn_up", "ffn_down", "output"}
+MATRICES = {*delta_net_block.MATRICES, *attention_block.MATRICES, *FEED_FORWARD_MATRICES, "output"}
 
 
 def window(dimensions: Dimensions) -> int:
@@ -62,8 +61,7 @@ def hidden_states(dimensions: Dimensions, weights: Tensors, forest: Forest, trac
         else:
             hidden = hidden + delta_net(dimensions, weights, prefix, normed, key_heads, forest, levels, layer, trace)
         normed = root_mean_square_norm(hidden, weights[prefix + "ffn_norm"], NORM_EPSILON)
-        inner = functional.silu(normed @ weights[prefix + "ffn_gate"]) * (normed @ weights[prefix + "ffn_up"])
-        hidden = hidden + inner @ weights[prefix + "ffn_down"]
+        hidden = hidden + gated_feed_forward(normed, weights, prefix)
     return hidden
 
 

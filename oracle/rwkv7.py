@@ -13,7 +13,7 @@ from ..spec.families.rwkv7 import BLENDS, DECAY_LEAST
 from .blocks import windows
 from .delta_rule import Levels, levels_of
 from .forest import Forest
-from .rwkv6 import blended, final_norm, head_norm, heads, layer_norm, prepared, window
+from .rwkv import blended, final_norm, head_norm, heads, layer_norm, prepared, window
 from .trace import Trace
 from .wkv import wkv7
 

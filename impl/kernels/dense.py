@@ -58,6 +58,15 @@ def add_rows(x: np.ndarray, y: np.ndarray) -> None:
 
 
 @kernel
+def add_to_scaled_rows(x: np.ndarray, kept: np.ndarray, scale: np.float32, y: np.ndarray) -> None:
+    """y = scale * kept + x, float32 [tokens, channels] all."""
+    for token in range(y.shape[0]):
+        own, source, result = x[token], kept[token], y[token]
+        for i in range(result.size):
+            result[i] = scale * source[i] + own[i]
+
+
+@kernel
 def sum_of_products(x: np.ndarray, y: np.ndarray) -> np.float32:
     """The sum of x[i] * y[i], float32: four running sums, of every fourth product each, that are added at the end.
 

@@ -8,14 +8,14 @@ and both grow with the layers, so that the later ones outweigh what passes by. t
 Sources: Zuo et al. 2025, Falcon-H1 (arXiv:2507.22448); Transformers' FalconH1ForCausalLM; llama.cpp's src/models/falcon-h1.cpp.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, head_size
+from .attention import Attention, attention_state, attention_tensors, head_channels
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights
 from .mamba2 import (
     convolution_channels,
     mixer_dimensions,
@@ -26,9 +26,11 @@ from .mamba2 import (
     mixer_state_dict,
     mixer_tensors,
 )
+from .model_ends import MODEL_ENDS_GGUF, feed_forward_tensors, model_ends, model_gguf_metadata
 
 NORM_EPSILON = 1e-5
 ROPE_THETA = 10000.0
+ATTENTION = Attention(ROPE_THETA)
 
 MULTIPLIERS: dict[str, float] = {
     "embedding_multiplier": 4.0, "lm_head_multiplier": 0.125, "key_multiplier": 0.25, "attention_in_multiplier": 2.0,
@@ -53,61 +55,40 @@ def _layers(dimensions: Dimensions) -> tuple[int, ...]:
 
 
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
-    attention = {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)}
     return (
         StateLayers(dimensions["n_layer"], "mamba2", mixer_state(dimensions)),
-        StateLayers(dimensions["n_layer"], "attention", attention),
+        StateLayers(dimensions["n_layer"], "attention", attention_state(dimensions)),
     )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
-    n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
-    n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
-    scale = 1 / math.sqrt(n_embd)
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    facts = model_ends(dimensions, 1.34)
     for layer in _layers(dimensions):
         prefix, growth = f"layers.{layer}.", min(1.75**layer, 8.0)
         facts += mixer_tensors(mixer_dimensions(dimensions), prefix, 0.6, 0.13 * growth, -1.6, bool(dimensions["ssm_norm"]))
-        facts += [
-            TensorFact(prefix + "q_projection", (n_embd, n_embd), "normal", 0.47 * scale),
-            TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", 0.47 * scale),
-            TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", 4 * scale),
-            TensorFact(prefix + "attention_out", (n_embd, n_embd), "normal", 0.44 * growth * scale),
-            TensorFact(prefix + "ffn_norm", (n_embd,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "ffn_gate", (n_ff, n_embd), "normal", 0.8 * scale),
-            TensorFact(prefix + "ffn_up", (n_ff, n_embd), "normal", scale),
-            TensorFact(prefix + "ffn_down", (n_embd, n_ff), "normal", 3.4 * growth / math.sqrt(n_ff)),
-        ]
-    facts += [
-        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1.34 * scale),
-    ]
+        facts += attention_tensors(dimensions, prefix, 0.47, 4, 0.44 * growth, "attention_out")
+        facts += feed_forward_tensors(dimensions, prefix, 0.8, 3.4 * growth)
     return tuple(facts)
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "falcon-h1",
-        "falcon-h1.vocab_size": dimensions["n_vocab"],
-        "falcon-h1.context_length": 1 << 20,
-        "falcon-h1.embedding_length": dimensions["n_embd"],
-        "falcon-h1.block_count": dimensions["n_layer"],
-        "falcon-h1.feed_forward_length": dimensions["n_ff"],
-        "falcon-h1.attention.head_count": dimensions["n_head"],
-        "falcon-h1.attention.head_count_kv": dimensions["n_head_kv"],
-        "falcon-h1.attention.key_length": head_size(dimensions),
-        "falcon-h1.attention.value_length": head_size(dimensions),
-        "falcon-h1.attention.layer_norm_rms_epsilon": NORM_EPSILON,
-        "falcon-h1.rope.freq_base": ROPE_THETA,
-    } | mixer_gguf_metadata(mixer_dimensions(dimensions), "falcon-h1")
+    return (
+        model_gguf_metadata(dimensions, "falcon-h1")
+        | {
+            "falcon-h1.feed_forward_length": dimensions["n_ff"],
+            "falcon-h1.attention.head_count": dimensions["n_head"],
+            "falcon-h1.attention.head_count_kv": dimensions["n_head_kv"],
+            "falcon-h1.attention.key_length": head_channels(dimensions),
+            "falcon-h1.attention.value_length": head_channels(dimensions),
+            "falcon-h1.attention.layer_norm_rms_epsilon": NORM_EPSILON,
+            "falcon-h1.rope.freq_base": ROPE_THETA,
+        }
+        | mixer_gguf_metadata(mixer_dimensions(dimensions), "falcon-h1")
+    )
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     names = {
         "q_projection": "attn_q.weight", "k_projection": "attn_k.weight", "v_projection": "attn_v.weight",
         "attention_out": "attn_output.weight", "ffn_norm": "ffn_norm", "ffn_gate": "ffn_gate.weight", "ffn_up": "ffn_up.weight",

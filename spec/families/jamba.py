@@ -10,14 +10,14 @@ large, so that each single cell of a long log weighs in. tests/quality/test_sens
 Sources: Lieber et al. 2024 (arXiv:2403.19887); Transformers' JambaForCausalLM; llama.cpp's src/models/jamba.cpp and mamba-base.cpp.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, head_size, other_layers, periodic_layers
+from .attention import Attention, attention_state, attention_tensors, head_channels
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, other_layers, periodic_layers
 from .mamba import (
     NORM_EPSILON,
     mixer_gguf_metadata,
@@ -27,6 +27,7 @@ from .mamba import (
     mixer_state_dict,
     mixer_tensors,
 )
+from .model_ends import MODEL_ENDS_GGUF, feed_forward_tensors, model_ends, model_gguf_metadata
 
 _NAMES = {
     "input_norm": ("attn_norm", "input_layernorm"),
@@ -42,76 +43,52 @@ _NAMES = {
 """Of everything but the mixers: llama.cpp's names and Transformers'."""
 
 
+ATTENTION = Attention()
+
+
 def _check(dimensions: Dimensions) -> None:
     if dimensions["n_embd"] % dimensions["n_head"] or dimensions["n_head"] % dimensions["n_head_kv"]:
         raise UsageError("jamba needs n_embd divisible by n_head, and n_head divisible by n_head_kv")
 
 
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
-    attention = {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)}
     return (
         StateLayers(len(other_layers(dimensions)), "mamba1", mixer_state(dimensions)),
-        StateLayers(len(periodic_layers(dimensions)), "attention", attention),
+        StateLayers(len(periodic_layers(dimensions)), "attention", attention_state(dimensions)),
     )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
-    n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
-    n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
-    scale = 1 / math.sqrt(n_embd)
     attention = periodic_layers(dimensions)
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    facts = model_ends(dimensions, 1.2)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
-        facts.append(TensorFact(prefix + "input_norm", (n_embd,), "normal", 0.1, 1.0))
+        facts.append(TensorFact(prefix + "input_norm", (dimensions["n_embd"],), "normal", 0.1, 1.0))
         if layer in attention:
-            facts += [
-                TensorFact(prefix + "q_projection", (n_embd, n_embd), "normal", 0.6 * scale),
-                TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", 0.6 * scale),
-                TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", 8 * scale),
-                TensorFact(prefix + "attention_out_projection", (n_embd, n_embd), "normal", 4 * scale),
-            ]
+            facts += attention_tensors(dimensions, prefix, 0.6, 8, 4, "attention_out_projection")
         else:
             facts += mixer_tensors(dimensions, prefix, 0.5, 2.5 * min(1.5**layer, 4.0), is_normed=True)
-        facts += [
-            TensorFact(prefix + "ffn_norm", (n_embd,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "ffn_gate", (n_ff, n_embd), "normal", scale),
-            TensorFact(prefix + "ffn_up", (n_ff, n_embd), "normal", scale),
-            TensorFact(prefix + "ffn_down", (n_embd, n_ff), "normal", 0.3 / math.sqrt(n_ff)),
-        ]
-    facts += [
-        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1.2 * scale),
-    ]
+        facts += feed_forward_tensors(dimensions, prefix, 1.0, 0.3)
     return tuple(facts)
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     attention = periodic_layers(dimensions)
     # A layer without key heads is recurrent.
-    return {
-        "general.architecture": "jamba",
-        "jamba.vocab_size": dimensions["n_vocab"],
-        "jamba.context_length": 1 << 20,
-        "jamba.embedding_length": dimensions["n_embd"],
-        "jamba.block_count": dimensions["n_layer"],
+    return model_gguf_metadata(dimensions, "jamba") | {
         "jamba.feed_forward_length": dimensions["n_ff"],
         "jamba.attention.head_count": dimensions["n_head"],
         "jamba.attention.head_count_kv": [
             dimensions["n_head_kv"] if layer in attention else 0 for layer in range(dimensions["n_layer"])
         ],
-        "jamba.attention.key_length": head_size(dimensions),
-        "jamba.attention.value_length": head_size(dimensions),
+        "jamba.attention.key_length": head_channels(dimensions),
+        "jamba.attention.value_length": head_channels(dimensions),
         "jamba.attention.layer_norm_rms_epsilon": NORM_EPSILON,
     } | mixer_gguf_metadata(dimensions, "jamba")  # fmt: skip
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     recurrent = other_layers(dimensions)
     for layer in range(dimensions["n_layer"]):
         tensors += [

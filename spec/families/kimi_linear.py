@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import UsageError
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights, other_layers, periodic_layers
+from .model_ends import MODEL_ENDS_GGUF
 
 NORM_EPSILON = 1e-6
 """Of every norm, that of q and k to unit length included (where Transformers has no other)."""
@@ -205,11 +206,7 @@ def _layer_names(dimensions: Dimensions, layer: int) -> dict[str, tuple[str, str
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     for layer in range(dimensions["n_layer"]):
         ours, theirs = f"layers.{layer}.", f"blk.{layer}."
         for name, (their_name, _) in _layer_names(dimensions, layer).items():

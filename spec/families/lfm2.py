@@ -13,7 +13,9 @@ import numpy as np
 
 from ..errors import UsageError
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights, head_size, other_layers, periodic_layers
+from .attention import Attention, attention_state, attention_tensors, head_channels
+from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights, other_layers, periodic_layers
+from .model_ends import feed_forward_tensors, model_ends, model_gguf_metadata
 
 NORM_EPSILON = 1e-5
 ROPE_THETA = 10000.0
@@ -24,6 +26,9 @@ def attention_window(dimensions: Dimensions) -> int:
     return dimensions.get("n_swa", 0)
 
 
+ATTENTION = Attention(ROPE_THETA, NORM_EPSILON, attention_window)
+
+
 def _check(dimensions: Dimensions) -> None:
     if dimensions["n_embd"] % (2 * dimensions["n_head"]) or dimensions["n_head"] % dimensions["n_head_kv"]:
         raise UsageError("lfm2 and lfm2_swa need n_embd divisible by 2 * n_head, and n_head divisible by n_head_kv")
@@ -32,31 +37,23 @@ def _check(dimensions: Dimensions) -> None:
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     return (
         StateLayers(len(other_layers(dimensions)), "short_convolution", {name: dimensions[name] for name in ("n_embd", "l_cache")}),
-        StateLayers(
-            len(periodic_layers(dimensions)),
-            "attention",
-            {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)},
-        ),
+        StateLayers(len(periodic_layers(dimensions)), "attention", attention_state(dimensions)),
     )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
-    n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
-    n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
+    n_embd = dimensions["n_embd"]
     scale = 1 / math.sqrt(n_embd)
     attention = periodic_layers(dimensions)
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    facts = model_ends(dimensions, 1.0)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
         facts.append(TensorFact(prefix + "operator_norm", (n_embd,), "normal", 0.1, 1.0))
         if layer in attention:
             facts += [
-                TensorFact(prefix + "q_projection", (n_embd, n_embd), "normal", scale),
-                TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", scale),
-                TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", 8 * scale),
-                TensorFact(prefix + "q_norm", (head_size(dimensions),), "normal", 0.1, 0.6),
-                TensorFact(prefix + "k_norm", (head_size(dimensions),), "normal", 0.1, 0.6),
-                TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 2 * scale),
+                *attention_tensors(dimensions, prefix, 1, 8, 2),
+                TensorFact(prefix + "q_norm", (head_channels(dimensions),), "normal", 0.1, 0.6),
+                TensorFact(prefix + "k_norm", (head_channels(dimensions),), "normal", 0.1, 0.6),
             ]
         else:
             facts += [
@@ -64,27 +61,13 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
                 TensorFact(prefix + "convolution", (n_embd, dimensions["l_cache"]), "normal", 0.9),
                 TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", scale),
             ]
-        facts += [
-            TensorFact(prefix + "ffn_norm", (n_embd,), "normal", 0.1, 1.0),
-            TensorFact(prefix + "ffn_gate", (n_ff, n_embd), "normal", scale),
-            TensorFact(prefix + "ffn_up", (n_ff, n_embd), "normal", scale),
-            TensorFact(prefix + "ffn_down", (n_embd, n_ff), "normal", 1 / math.sqrt(n_ff)),
-        ]
-    facts += [
-        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", scale),
-    ]
+        facts += feed_forward_tensors(dimensions, prefix, 1.0, 1.0)
     return tuple(facts)
 
 
 def gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     attention = periodic_layers(dimensions)
-    return {
-        "general.architecture": "lfm2",
-        "lfm2.vocab_size": dimensions["n_vocab"],
-        "lfm2.context_length": 1 << 20,
-        "lfm2.embedding_length": dimensions["n_embd"],
-        "lfm2.block_count": dimensions["n_layer"],
+    return model_gguf_metadata(dimensions, "lfm2") | {
         "lfm2.feed_forward_length": dimensions["n_ff"],
         "lfm2.attention.head_count": dimensions["n_head"],
         "lfm2.attention.head_count_kv": [dimensions["n_head_kv"] if layer in attention else 0 for layer in range(dimensions["n_layer"])],

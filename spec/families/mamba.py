@@ -17,6 +17,7 @@ import numpy as np
 
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
+from .model_ends import MODEL_ENDS_GGUF, model_ends, model_gguf_metadata
 
 NORM_EPSILON = 1e-5
 
@@ -71,15 +72,11 @@ def mixer_tensors(dimensions: Dimensions, prefix: str, in_gain: float, out_gain:
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd = dimensions["n_embd"]
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    facts = model_ends(dimensions, 1.0)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
         facts.append(TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0))
         facts += mixer_tensors(dimensions, prefix, 0.7, 2.0 * min(1.5**layer, 4.0), is_normed=False)
-    facts += [
-        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1 / math.sqrt(n_embd)),
-    ]
     return tuple(facts)
 
 
@@ -94,16 +91,15 @@ def mixer_gguf_metadata(dimensions: Dimensions, architecture: str) -> dict[str, 
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "mamba",
-        "mamba.vocab_size": dimensions["n_vocab"],
-        "mamba.context_length": 1 << 20,
-        "mamba.embedding_length": dimensions["n_embd"],
-        "mamba.block_count": dimensions["n_layer"],
-        "mamba.feed_forward_length": 0,
-        "mamba.attention.head_count": 0,
-        "mamba.attention.layer_norm_rms_epsilon": NORM_EPSILON,
-    } | mixer_gguf_metadata(dimensions, "mamba")
+    return (
+        model_gguf_metadata(dimensions, "mamba")
+        | {
+            "mamba.feed_forward_length": 0,
+            "mamba.attention.head_count": 0,
+            "mamba.attention.layer_norm_rms_epsilon": NORM_EPSILON,
+        }
+        | mixer_gguf_metadata(dimensions, "mamba")
+    )
 
 
 def mixer_gguf_tensors(layer: int, is_normed: bool) -> list[GgufTensor]:
@@ -116,11 +112,7 @@ def mixer_gguf_tensors(layer: int, is_normed: bool) -> list[GgufTensor]:
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     for layer in range(dimensions["n_layer"]):
         tensors.append(GgufTensor(f"blk.{layer}.attn_norm.weight", f"layers.{layer}.norm"))
         tensors += mixer_gguf_tensors(layer, is_normed=False)

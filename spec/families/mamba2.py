@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from ..state_sizes import StateLayers
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights
+from .model_ends import MODEL_ENDS_GGUF, model_ends, model_gguf_metadata
 
 NORM_EPSILON = 1e-5
 
@@ -73,14 +74,9 @@ def mixer_tensors(
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
-    n_embd = dimensions["n_embd"]
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    facts = model_ends(dimensions, 1.0)
     for layer in range(dimensions["n_layer"]):
         facts += mixer_tensors(dimensions, f"layers.{layer}.", 0.7, 2.5 * min(1.6**layer, 4.0), -2.2)
-    facts += [
-        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1 / math.sqrt(n_embd)),
-    ]
     return tuple(facts)
 
 
@@ -96,16 +92,15 @@ def mixer_gguf_metadata(dimensions: Dimensions, architecture: str) -> dict[str, 
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "mamba2",
-        "mamba2.vocab_size": dimensions["n_vocab"],
-        "mamba2.context_length": 1 << 20,
-        "mamba2.embedding_length": dimensions["n_embd"],
-        "mamba2.block_count": dimensions["n_layer"],
-        "mamba2.feed_forward_length": 0,
-        "mamba2.attention.head_count": 0,
-        "mamba2.attention.layer_norm_rms_epsilon": NORM_EPSILON,
-    } | mixer_gguf_metadata(dimensions, "mamba2")
+    return (
+        model_gguf_metadata(dimensions, "mamba2")
+        | {
+            "mamba2.feed_forward_length": 0,
+            "mamba2.attention.head_count": 0,
+            "mamba2.attention.layer_norm_rms_epsilon": NORM_EPSILON,
+        }
+        | mixer_gguf_metadata(dimensions, "mamba2")
+    )
 
 
 def mixer_gguf_tensors(dimensions: Dimensions, layer: int, has_gated_norm: bool = True) -> list[GgufTensor]:
@@ -128,11 +123,7 @@ def mixer_gguf_tensors(dimensions: Dimensions, layer: int, has_gated_norm: bool 
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     for layer in range(dimensions["n_layer"]):
         tensors += mixer_gguf_tensors(dimensions, layer)
     return tuple(tensors)

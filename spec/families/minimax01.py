@@ -23,11 +23,14 @@ import numpy as np
 
 from ..errors import UsageError
 from ..state_sizes import StateLayers
+from .attention import Attention, attention_state, attention_tensors
 from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact, Weights, other_layers, periodic_layers
+from .model_ends import MODEL_ENDS_GGUF, model_ends, model_gguf_metadata
 
 NORM_EPSILON = 1e-6
 """Of every norm, that of lightning attention included (where Transformers has no other)."""
 ROPE_THETA = 10000.0
+ATTENTION = Attention(ROPE_THETA)
 RESIDUAL_SCALE = 1.5
 BLOCK_SIZE = 16
 """Tokens that Transformers takes at once."""
@@ -53,29 +56,23 @@ def _check(dimensions: Dimensions) -> None:
 
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     lightning = {name: dimensions[name] for name in ("n_head", "head_dim")}
-    attention = {name: dimensions[name] for name in ("n_head_kv", "head_dim")}
     return (
         StateLayers(len(other_layers(dimensions)), "lightning_attention", lightning),
-        StateLayers(len(periodic_layers(dimensions)), "attention", attention),
+        StateLayers(len(periodic_layers(dimensions)), "attention", attention_state(dimensions)),
     )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff, n_expert = dimensions["n_embd"], dimensions["n_ff"], dimensions["n_expert"]
-    d_inner, n_embd_kv = inner_channels(dimensions), dimensions["n_head_kv"] * dimensions["head_dim"]
+    d_inner = inner_channels(dimensions)
     scale, inner_scale = 1 / math.sqrt(n_embd), 1 / math.sqrt(d_inner)
     attention = periodic_layers(dimensions)
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    facts = model_ends(dimensions, 1.2)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
         facts.append(TensorFact(prefix + "input_norm", (n_embd,), "normal", 0.1, 1.0))
         if layer in attention:
-            facts += [
-                TensorFact(prefix + "q_projection", (d_inner, n_embd), "normal", 0.6 * scale),
-                TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", 0.6 * scale),
-                TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", 3.2 * scale),
-                TensorFact(prefix + "out_projection", (n_embd, d_inner), "normal", 3 * inner_scale),
-            ]
+            facts += attention_tensors(dimensions, prefix, 0.6, 3.2, 3)
         else:
             facts += [
                 TensorFact(prefix + "qkv_projection", (3 * d_inner, n_embd), "normal", 0.1 * scale),
@@ -90,20 +87,11 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             TensorFact(prefix + "ffn_up", (n_expert, n_ff, n_embd), "normal", scale),
             TensorFact(prefix + "ffn_down", (n_expert, n_embd, n_ff), "normal", 1 / math.sqrt(n_ff)),
         ]
-    facts += [
-        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1.2 * scale),
-    ]
     return tuple(facts)
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "minimax-01",
-        "minimax-01.vocab_size": dimensions["n_vocab"],
-        "minimax-01.context_length": 1 << 20,
-        "minimax-01.embedding_length": dimensions["n_embd"],
-        "minimax-01.block_count": dimensions["n_layer"],
+    return model_gguf_metadata(dimensions, "minimax-01") | {
         "minimax-01.feed_forward_length": dimensions["n_ff"],
         "minimax-01.expert_count": dimensions["n_expert"],
         "minimax-01.expert_used_count": dimensions["n_expert"],
@@ -120,11 +108,7 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     every = {
         "input_norm": "attn_norm", "out_projection": "attn_output", "ffn_norm": "ffn_norm", "router": "ffn_gate_inp",
         "ffn_gate": "ffn_gate_exps", "ffn_up": "ffn_up_exps", "ffn_down": "ffn_down_exps",

@@ -16,7 +16,8 @@ import numpy as np
 
 from ..errors import UsageError
 from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, head_size, periodic_layers
+from .attention import Attention, attention_state, attention_tensors, head_channels
+from .family import Dimensions, Family, GgufTensor, TensorFact, Weights, periodic_layers
 from .mamba2 import (
     mixer_dimensions,
     mixer_gguf_metadata,
@@ -26,8 +27,10 @@ from .mamba2 import (
     mixer_state_dict,
     mixer_tensors,
 )
+from .model_ends import MODEL_ENDS_GGUF, model_ends, model_gguf_metadata
 
 NORM_EPSILON = 1e-5
+ATTENTION = Attention()
 TIME_STEP_MIN = 1e-30
 """Transformers clamps dt from below and takes the logarithm of the bound: the bound is what no dt reaches."""
 
@@ -53,31 +56,20 @@ def _recurrent_layers(dimensions: Dimensions) -> tuple[int, ...]:
 def _state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
     return (
         StateLayers(len(_recurrent_layers(dimensions)), "mamba2", mixer_state(dimensions)),
-        StateLayers(
-            len(periodic_layers(dimensions)),
-            "attention",
-            {"n_head_kv": dimensions["n_head_kv"], "head_dim": head_size(dimensions)},
-        ),
+        StateLayers(len(periodic_layers(dimensions)), "attention", attention_state(dimensions)),
     )
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
     n_embd, n_ff = dimensions["n_embd"], dimensions["n_ff"]
-    n_embd_kv = head_size(dimensions) * dimensions["n_head_kv"]
     scale = 1 / math.sqrt(n_embd)
     attention, mlp = periodic_layers(dimensions), mlp_layers(dimensions)
-    facts = [TensorFact("token_embedding", (dimensions["n_vocab"], n_embd), "normal", 1.0)]
+    facts = model_ends(dimensions, 1.3)
     for layer in range(dimensions["n_layer"]):
         prefix = f"layers.{layer}."
         norm = TensorFact(prefix + "norm", (n_embd,), "normal", 0.1, 1.0)
         if layer in attention:
-            facts += [
-                norm,
-                TensorFact(prefix + "q_projection", (n_embd, n_embd), "normal", 0.6 * scale),
-                TensorFact(prefix + "k_projection", (n_embd_kv, n_embd), "normal", 0.6 * scale),
-                TensorFact(prefix + "v_projection", (n_embd_kv, n_embd), "normal", 8 * scale),
-                TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 2.2 * scale),
-            ]
+            facts += [norm, *attention_tensors(dimensions, prefix, 0.6, 8, 2.2)]
         elif layer in mlp:
             facts += [
                 norm,
@@ -86,10 +78,6 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             ]
         else:
             facts += mixer_tensors(mixer_dimensions(dimensions), prefix, 0.5, 3 * min(1.33**layer, 3.0), -1.6)
-    facts += [
-        TensorFact("output_norm", (n_embd,), "normal", 0.1, 1.0),
-        TensorFact("output", (dimensions["n_vocab"], n_embd), "normal", 1.3 * scale),
-    ]
     return tuple(facts)
 
 
@@ -97,28 +85,23 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
     attention, mlp = periodic_layers(dimensions), mlp_layers(dimensions)
     layers = range(dimensions["n_layer"])
     # A layer without key heads and without an MLP is recurrent.
-    return {
-        "general.architecture": "nemotron_h",
-        "nemotron_h.vocab_size": dimensions["n_vocab"],
-        "nemotron_h.context_length": 1 << 20,
-        "nemotron_h.embedding_length": dimensions["n_embd"],
-        "nemotron_h.block_count": dimensions["n_layer"],
-        "nemotron_h.feed_forward_length": [dimensions["n_ff"] if layer in mlp else 0 for layer in layers],
-        "nemotron_h.attention.head_count": dimensions["n_head"],
-        "nemotron_h.attention.head_count_kv": [dimensions["n_head_kv"] if layer in attention else 0 for layer in layers],
-        "nemotron_h.attention.key_length": head_size(dimensions),
-        "nemotron_h.attention.value_length": head_size(dimensions),
-        "nemotron_h.attention.layer_norm_epsilon": NORM_EPSILON,
-        "nemotron_h.attention.layer_norm_rms_epsilon": NORM_EPSILON,
-    } | mixer_gguf_metadata(mixer_dimensions(dimensions), "nemotron_h")
+    return (
+        model_gguf_metadata(dimensions, "nemotron_h")
+        | {
+            "nemotron_h.feed_forward_length": [dimensions["n_ff"] if layer in mlp else 0 for layer in layers],
+            "nemotron_h.attention.head_count": dimensions["n_head"],
+            "nemotron_h.attention.head_count_kv": [dimensions["n_head_kv"] if layer in attention else 0 for layer in layers],
+            "nemotron_h.attention.key_length": head_channels(dimensions),
+            "nemotron_h.attention.value_length": head_channels(dimensions),
+            "nemotron_h.attention.layer_norm_epsilon": NORM_EPSILON,
+            "nemotron_h.attention.layer_norm_rms_epsilon": NORM_EPSILON,
+        }
+        | mixer_gguf_metadata(mixer_dimensions(dimensions), "nemotron_h")
+    )
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     attention_names = {
         "norm": "attn_norm", "q_projection": "attn_q", "k_projection": "attn_k", "v_projection": "attn_v", "out_projection": "attn_output",
     }  # fmt: skip
@@ -144,7 +127,7 @@ def _transformers_configuration(dimensions: Dimensions) -> dict[str, Any]:
         ],
         "num_attention_heads": dimensions["n_head"],
         "num_key_value_heads": dimensions["n_head_kv"],
-        "head_dim": head_size(dimensions),
+        "head_dim": head_channels(dimensions),
         "intermediate_size": dimensions["n_ff"],
         "mamba_num_heads": dimensions["n_head_ssm"],
         "mamba_head_dim": dimensions["d_inner"] // dimensions["n_head_ssm"],

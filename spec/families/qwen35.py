@@ -41,6 +41,7 @@ from .gated_attention import (
     gated_attention_gguf_tensors,
     gated_attention_tensors,
 )
+from .model_ends import MODEL_ENDS_GGUF, model_gguf_metadata
 
 
 def check_mixers(dimensions: Dimensions, family: str) -> None:
@@ -90,12 +91,7 @@ def rotation_sections(dimensions: Dimensions) -> list[int]:
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "qwen35",
-        "qwen35.vocab_size": dimensions["n_vocab"],
-        "qwen35.context_length": 1 << 20,
-        "qwen35.embedding_length": dimensions["n_embd"],
-        "qwen35.block_count": dimensions["n_layer"],
+    return model_gguf_metadata(dimensions, "qwen35") | {
         "qwen35.feed_forward_length": dimensions["n_ff"],
         "qwen35.full_attention_interval": dimensions["attention_period"],
         "qwen35.rope.dimension_sections": rotation_sections(dimensions),
@@ -105,11 +101,7 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     names = {
         "input_norm": "attn_norm.weight", "ffn_norm": "post_attention_norm.weight", "ffn_gate": "ffn_gate.weight",
         "ffn_up": "ffn_up.weight", "ffn_down": "ffn_down.weight",

@@ -34,6 +34,7 @@ from .gated_attention import (
     gated_attention_gguf_tensors,
     gated_attention_tensors,
 )
+from .model_ends import MODEL_ENDS_GGUF, model_gguf_metadata
 from .qwen35 import check_mixers, less_one, state_layers
 
 GGUF_DELTA_NET = {ours: theirs for ours, theirs in delta_net.GGUF_NAMES.items() if ours not in ("beta_projection", "step_projection")} | {
@@ -97,12 +98,7 @@ def split_rates(dimensions: Dimensions, projection: Any) -> tuple[Any, Any]:
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "qwen3next",
-        "qwen3next.vocab_size": dimensions["n_vocab"],
-        "qwen3next.context_length": 1 << 20,
-        "qwen3next.embedding_length": dimensions["n_embd"],
-        "qwen3next.block_count": dimensions["n_layer"],
+    return model_gguf_metadata(dimensions, "qwen3next") | {
         "qwen3next.feed_forward_length": dimensions["n_ff_shared"],
         "qwen3next.full_attention_interval": dimensions["attention_period"],
         "qwen3next.expert_count": dimensions["n_expert"],
@@ -115,11 +111,7 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
 
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
-    tensors = [
-        GgufTensor("token_embd.weight", "token_embedding"),
-        GgufTensor("output_norm.weight", "output_norm"),
-        GgufTensor("output.weight", "output"),
-    ]
+    tensors = [*MODEL_ENDS_GGUF]
     names = {
         "input_norm": "attn_norm.weight", "ffn_norm": "post_attention_norm.weight", "router": "ffn_gate_inp.weight",
         "expert_gate": "ffn_gate_exps.weight", "expert_up": "ffn_up_exps.weight", "expert_down": "ffn_down_exps.weight",

@@ -18,55 +18,11 @@ Sources: Peng et al. 2024 (arXiv:2404.05892); llama.cpp's src/models/rwkv6.cpp a
 import math
 from typing import Any
 
-from ..errors import UsageError
-from ..state_sizes import StateLayers
-from .family import Dimensions, Family, GgufTensor, RowWidths, TensorFact
+from .family import Dimensions, Family, GgufTensor, TensorFact
+from .rwkv import COMMON_GGUF_NAMES, ENDS_GGUF, check_heads, ends_of_model, norms_of_layer, row_widths, rwkv_gguf_metadata, state_layers
 
-NORM_EPSILON = 1e-5
-HEAD_NORM_EPSILON = 64e-5
 BLENDS = 5
 """Inputs of a time mix: for decay, key, value, receptance and gate."""
-
-
-def check_heads(family: str, dimensions: Dimensions) -> None:
-    """Raise UsageError when the channels cannot be cut into heads."""
-    if dimensions["n_embd"] % dimensions["wkv_head_size"]:
-        raise UsageError(f"{family} needs n_embd divisible by wkv_head_size")
-
-
-def row_widths(dimensions: Dimensions) -> RowWidths:
-    """Of a layer of RWKV-6 or RWKV-7: the inputs of both mixers at the newest token, and the state."""
-    return RowWidths(2 * dimensions["n_embd"], dimensions["n_embd"] * dimensions["wkv_head_size"])
-
-
-def state_layers(dimensions: Dimensions) -> tuple[StateLayers, ...]:
-    """The layers of RWKV-6 or RWKV-7."""
-    state = {"n_embd": dimensions["n_embd"], "wkv_head_size": dimensions["wkv_head_size"], "token_shift_count": 2}
-    return (StateLayers(dimensions["n_layer"], "rwkv", state),)
-
-
-def ends_of_model(dimensions: Dimensions) -> list[TensorFact]:
-    """The weights before the first layer and after the last one, of RWKV-6 and RWKV-7."""
-    n_vocab, n_embd = dimensions["n_vocab"], dimensions["n_embd"]
-    return [
-        TensorFact("token_embedding", (n_vocab, n_embd), "normal", 1.0),
-        TensorFact("embedding_norm", (n_embd,), "uniform", 0.4, 0.8),
-        TensorFact("embedding_norm_bias", (n_embd,), "normal", 0.1),
-        TensorFact("output_norm", (n_embd,), "uniform", 0.4, 0.8),
-        TensorFact("output_norm_bias", (n_embd,), "normal", 0.1),
-        TensorFact("output", (n_vocab, n_embd), "normal", 1 / math.sqrt(n_embd)),
-    ]
-
-
-ENDS_GGUF = (
-    GgufTensor("token_embd.weight", "token_embedding"),
-    GgufTensor("token_embd_norm.weight", "embedding_norm"),
-    GgufTensor("token_embd_norm.bias", "embedding_norm_bias"),
-    GgufTensor("output_norm.weight", "output_norm"),
-    GgufTensor("output_norm.bias", "output_norm_bias"),
-    GgufTensor("output.weight", "output"),
-)
-"""Where those weights stand in a GGUF file."""
 
 
 def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
@@ -78,8 +34,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         prefix = f"layers.{layer}."
         growth = min(1.5**layer, 4.0)
         facts += [
-            TensorFact(prefix + "time_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
-            TensorFact(prefix + "time_mix_norm_bias", (n_embd,), "normal", 0.1, 0.5),
+            *norms_of_layer(dimensions, prefix),
             TensorFact(prefix + "blend_base", (n_embd,), "uniform", 0.4, 0.3),
             TensorFact(prefix + "blend_down", (BLENDS * mix_rank, n_embd), "normal", 0.5 * scale),
             TensorFact(prefix + "blend_up", (BLENDS, n_embd, mix_rank), "normal", 0.2 / math.sqrt(mix_rank)),
@@ -92,11 +47,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             TensorFact(prefix + "key_projection", (n_embd, n_embd), "normal", 0.5 * scale, 2.0 / n_embd),
             TensorFact(prefix + "value_projection", (n_embd, n_embd), "normal", scale),
             TensorFact(prefix + "gate_projection", (n_embd, n_embd), "normal", scale),
-            TensorFact(prefix + "head_norm", (n_embd,), "uniform", 0.4, 0.8),
-            TensorFact(prefix + "head_norm_bias", (n_embd,), "normal", 0.1),
             TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 1.5 * growth * scale),
-            TensorFact(prefix + "channel_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
-            TensorFact(prefix + "channel_mix_norm_bias", (n_embd,), "normal", 0.1),
             TensorFact(prefix + "channel_blend_key", (n_embd,), "uniform", 0.4, 0.3),
             TensorFact(prefix + "channel_blend_receptance", (n_embd,), "uniform", 0.4, 0.3),
             TensorFact(prefix + "channel_key_projection", (n_ff, n_embd), "normal", scale),
@@ -107,16 +58,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "rwkv6",
-        "rwkv6.vocab_size": dimensions["n_vocab"],
-        "rwkv6.context_length": 1 << 20,
-        "rwkv6.embedding_length": dimensions["n_embd"],
-        "rwkv6.block_count": dimensions["n_layer"],
-        "rwkv6.feed_forward_length": dimensions["n_ff"],
-        "rwkv6.attention.head_count": 0,
-        "rwkv6.attention.layer_norm_epsilon": NORM_EPSILON,
-        "rwkv6.wkv.head_size": dimensions["wkv_head_size"],
+    return rwkv_gguf_metadata(dimensions, "rwkv6") | {
         "rwkv6.time_mix_extra_dim": dimensions["time_mix_extra_dim"],
         "rwkv6.time_decay_extra_dim": dimensions["time_decay_extra_dim"],
     }
@@ -125,16 +67,11 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
     n_embd, head_size = dimensions["n_embd"], dimensions["wkv_head_size"]
     shapes = {"blends": (BLENDS, 1, 1, n_embd), "first": (n_embd // head_size, head_size)}
-    names = {
-        "time_mix_norm": "attn_norm.weight", "time_mix_norm_bias": "attn_norm.bias", "blend_base": "time_mix_lerp_x.weight",
-        "blend_down": "time_mix_w1.weight", "blend_up": "time_mix_w2.weight", "blends": "time_mix_lerp_fused.weight",
+    names = COMMON_GGUF_NAMES | {
+        "blend_base": "time_mix_lerp_x.weight", "blend_down": "time_mix_w1.weight", "blend_up": "time_mix_w2.weight",
         "decay_base": "time_mix_decay.weight", "decay_down": "time_mix_decay_w1.weight", "decay_up": "time_mix_decay_w2.weight",
-        "first": "time_mix_first.weight", "receptance_projection": "time_mix_receptance.weight", "key_projection": "time_mix_key.weight",
-        "value_projection": "time_mix_value.weight", "gate_projection": "time_mix_gate.weight", "head_norm": "time_mix_ln.weight",
-        "head_norm_bias": "time_mix_ln.bias", "out_projection": "time_mix_output.weight", "channel_mix_norm": "attn_norm_2.weight",
-        "channel_mix_norm_bias": "attn_norm_2.bias", "channel_blend_key": "channel_mix_lerp_k.weight",
-        "channel_blend_receptance": "channel_mix_lerp_r.weight", "channel_key_projection": "channel_mix_key.weight",
-        "channel_value_projection": "channel_mix_value.weight", "channel_receptance_projection": "channel_mix_receptance.weight",
+        "first": "time_mix_first.weight", "gate_projection": "time_mix_gate.weight",
+        "channel_blend_receptance": "channel_mix_lerp_r.weight", "channel_receptance_projection": "channel_mix_receptance.weight",
     }  # fmt: skip
     return ENDS_GGUF + tuple(
         GgufTensor(f"blk.{layer}.{theirs}", f"layers.{layer}.{ours}", shapes.get(ours))

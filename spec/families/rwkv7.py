@@ -19,7 +19,7 @@ import math
 from typing import Any
 
 from .family import Dimensions, Family, GgufTensor, TensorFact
-from .rwkv6 import ENDS_GGUF, NORM_EPSILON, check_heads, ends_of_model, row_widths, state_layers
+from .rwkv import COMMON_GGUF_NAMES, ENDS_GGUF, check_heads, ends_of_model, norms_of_layer, row_widths, rwkv_gguf_metadata, state_layers
 
 BLENDS = 6
 """Inputs of a time mix: for receptance, decay, key, value, rate and gate."""
@@ -35,8 +35,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
         prefix = f"layers.{layer}."
         growth = min(1.5**layer, 4.0)
         facts += [
-            TensorFact(prefix + "time_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
-            TensorFact(prefix + "time_mix_norm_bias", (n_embd,), "normal", 0.1, 0.5),
+            *norms_of_layer(dimensions, prefix),
             TensorFact(prefix + "blends", (BLENDS, n_embd), "uniform", 0.4, 0.2),
             *_low_rank(dimensions, prefix, "decay", 0.5, TensorFact(prefix + "decay_base", (n_embd,), "uniform", 1.5, -1.8)),
             *_low_rank(dimensions, prefix, "rate", 0.5, TensorFact(prefix + "rate_base", (n_embd,), "uniform", 1.0, -1.8)),
@@ -52,11 +51,7 @@ def _tensors(dimensions: Dimensions) -> tuple[TensorFact, ...]:
             TensorFact(prefix + "receptance_projection", (n_embd, n_embd), "normal", 0.5 * scale, 1.0 / n_embd),
             TensorFact(prefix + "key_projection", (n_embd, n_embd), "normal", 0.5 * scale, 1.0 / n_embd),
             TensorFact(prefix + "value_projection", (n_embd, n_embd), "normal", scale),
-            TensorFact(prefix + "head_norm", (n_embd,), "uniform", 0.4, 0.8),
-            TensorFact(prefix + "head_norm_bias", (n_embd,), "normal", 0.1),
             TensorFact(prefix + "out_projection", (n_embd, n_embd), "normal", 1.5 * growth * scale),
-            TensorFact(prefix + "channel_mix_norm", (n_embd,), "uniform", 0.4, 0.8),
-            TensorFact(prefix + "channel_mix_norm_bias", (n_embd,), "normal", 0.1),
             TensorFact(prefix + "channel_blend_key", (n_embd,), "uniform", 0.4, 0.5),
             TensorFact(prefix + "channel_key_projection", (n_ff, n_embd), "normal", scale),
             TensorFact(prefix + "channel_value_projection", (n_embd, n_ff), "normal", 1.5 * growth / math.sqrt(n_ff)),
@@ -75,16 +70,7 @@ def _low_rank(dimensions: Dimensions, prefix: str, name: str, gain: float, base:
 
 
 def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
-    return {
-        "general.architecture": "rwkv7",
-        "rwkv7.vocab_size": dimensions["n_vocab"],
-        "rwkv7.context_length": 1 << 20,
-        "rwkv7.embedding_length": dimensions["n_embd"],
-        "rwkv7.block_count": dimensions["n_layer"],
-        "rwkv7.feed_forward_length": dimensions["n_ff"],
-        "rwkv7.attention.head_count": 0,
-        "rwkv7.attention.layer_norm_epsilon": NORM_EPSILON,
-        "rwkv7.wkv.head_size": dimensions["wkv_head_size"],
+    return rwkv_gguf_metadata(dimensions, "rwkv7") | {
         "rwkv7.attention.decay_lora_rank": dimensions["decay_lora_rank"],
         "rwkv7.attention.iclr_lora_rank": dimensions["rate_lora_rank"],
         "rwkv7.attention.value_residual_mix_lora_rank": dimensions["value_residual_lora_rank"],
@@ -94,16 +80,11 @@ def _gguf_metadata(dimensions: Dimensions) -> dict[str, Any]:
 
 def _gguf_tensors(dimensions: Dimensions) -> tuple[GgufTensor, ...]:
     shapes = {"blends": (BLENDS, 1, 1, dimensions["n_embd"])}
-    names = {
-        "time_mix_norm": "attn_norm.weight", "time_mix_norm_bias": "attn_norm.bias", "blends": "time_mix_lerp_fused.weight",
+    names = COMMON_GGUF_NAMES | {
         "decay_base": "time_mix_w0.weight", "decay_down": "time_mix_w1.weight", "decay_up": "time_mix_w2.weight",
         "rate_base": "time_mix_a0.weight", "rate_down": "time_mix_a1.weight", "rate_up": "time_mix_a2.weight",
         "gate_down": "time_mix_g1.weight", "gate_up": "time_mix_g2.weight", "key_removal": "time_mix_k_k.weight",
-        "key_rate": "time_mix_k_a.weight", "first": "time_mix_r_k.weight", "receptance_projection": "time_mix_receptance.weight",
-        "key_projection": "time_mix_key.weight", "value_projection": "time_mix_value.weight", "head_norm": "time_mix_ln.weight",
-        "head_norm_bias": "time_mix_ln.bias", "out_projection": "time_mix_output.weight", "channel_mix_norm": "attn_norm_2.weight",
-        "channel_mix_norm_bias": "attn_norm_2.bias", "channel_blend_key": "channel_mix_lerp_k.weight",
-        "channel_key_projection": "channel_mix_key.weight", "channel_value_projection": "channel_mix_value.weight",
+        "key_rate": "time_mix_k_a.weight", "first": "time_mix_r_k.weight",
     }  # fmt: skip
     tensors = list(ENDS_GGUF)
     for layer in range(dimensions["n_layer"]):
