@@ -2,14 +2,19 @@
 
 Rules
 - Every step keeps the coarse signature, and for wrong rows an error well above the tolerance, so that it does not drift to noise.
-- A candidate is always smaller by `cost`, so the search ends; it ends at a fixpoint (or at its time limit).
+- A candidate is always smaller by `cost`, so the search ends; it ends at a fixpoint: no single step of `candidates` that is smaller keeps
+  the divergence. A limit of trials (or of time) may end it before; then it says so.
 - It does not slip to a finding that is already known: what a known finding needs is left out first, where the divergence stays,
   and a candidate whose operations are those of a known finding is not taken.
   If nothing else explains the program in the end, it was that finding, and says so.
 - Other signatures met on the way are kept for the caller.
+- The family belongs to the signature, so that a program stays in its own; but whether the same program goes wrong in the same way in a
+  simpler family is tried, and what it would be called there is an alternative key of the same divergence.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from time import monotonic
 
 import msgspec
@@ -42,12 +47,16 @@ from ..spec.programs import Program, check_program, program_text
 from .retrace import undocumented_uses
 from .signatures import enabling_name, enabling_operations, fine_signature
 from .trial import Bench, Trial
+from .truth import PLAIN_SETTING, settings_of
 
 BATCH_CANDIDATES = 8
 ERROR_FLOOR_TOLERANCES = 10.0
 ERROR_FLOOR_SHARE = 0.1
 DECORATION_SECONDS = 5.0
-"""At least so long a program that is reduced is compared with what is known, even when its own time is over."""
+DECORATION_TRIALS = 200
+"""At least so much a program that is reduced is compared with what is known, even when its own limit is reached."""
+HANG_TRIALS = 100
+"""What a trial costs that the target did not answer: all of its time limit."""
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -57,6 +66,9 @@ class Reduction(msgspec.Struct, frozen=True):
     signature  fine
     known      the signature is one of those that were known before
     tried      candidates that were run
+    is_fixpoint  no limit ended the search
+    error_floor  the smallest error that counts as the same divergence; 0 where no error is measured
+    alternatives  fine signatures of the same program in simpler families, where the same divergence shows
     others     one trial for each other coarse signature met on the way
     undocumented_uses  that the program cannot do without; empty: it is documented
     """
@@ -67,6 +79,9 @@ class Reduction(msgspec.Struct, frozen=True):
     tried: int
     others: tuple[Trial, ...]
     undocumented_uses: tuple[str, ...]
+    is_fixpoint: bool = True
+    error_floor: float = 0.0
+    alternatives: tuple[str, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -328,7 +343,13 @@ def _cut(trial: Trial) -> Program:
 
 class _Search:
     def __init__(
-        self, start: Trial, bench: Bench, known: frozenset[str], seconds_max: float, on_step: Callable[[Trial], None] | None
+        self,
+        start: Trial,
+        bench: Bench,
+        known: frozenset[str],
+        seconds_max: float | None,
+        trials_max: int | None,
+        on_step: Callable[[Trial], None] | None,
     ) -> None:
         assert start.signature is not None
         self.bench = bench
@@ -337,7 +358,9 @@ class _Search:
         self.tried = 0
         self.others: dict[str, Trial] = {}
         self.seen: set[str] = set()
-        self.deadline = monotonic() + seconds_max
+        self.spent_trials = 0
+        self.trials_max = math.inf if trials_max is None else trials_max
+        self.deadline = math.inf if seconds_max is None else monotonic() + seconds_max
         self.on_step = on_step
         self.error_floor = 0.0
         if start.verdict.error is not None and start.verdict.kind in ("wrong-output", "wrong-state"):
@@ -345,6 +368,17 @@ class _Search:
             self.error_floor = min(
                 start.verdict.error / 2, max(ERROR_FLOOR_TOLERANCES * tolerance, ERROR_FLOOR_SHARE * start.verdict.error)
             )
+
+    def is_over(self) -> bool:
+        """Whether a limit is reached."""
+        return self.spent_trials >= self.trials_max or monotonic() > self.deadline
+
+    def run(self, programs: Sequence[Program]) -> list[Trial]:
+        """Try programs, and count what that cost."""
+        trials = self.bench.try_programs(programs)
+        self.tried += len(trials)
+        self.spent_trials += sum(HANG_TRIALS if trial.verdict.kind == "hang" else 1 for trial in trials)
+        return trials
 
     def keeps(self, trial: Trial) -> bool:
         """Whether a trial is the same divergence as the start."""
@@ -370,13 +404,12 @@ class _Search:
                 if found := self._try(batch, accept):
                     return found
                 batch = []
-            if monotonic() > self.deadline:
+            if self.is_over():
                 return None
         return self._try(batch, accept) if batch else None
 
     def _try(self, batch: list[Program], accept: Callable[[Trial], bool]) -> Trial | None:
-        trials = self.bench.try_programs(batch)
-        self.tried += len(trials)
+        trials = self.run(batch)
         for number, trial in enumerate(trials):
             if self.keeps(trial) and accept(trial):
                 self.seen.difference_update(map(program_text, batch[number + 1 :]))  # nobody looked at these
@@ -409,23 +442,23 @@ class _Search:
         kept = [operation for number, operation in enumerate(operations) if number >= before or enabling_name(operation) != name]
         return _with_operations(self.best.program, kept)
 
-    def to_fixpoint(self) -> None:
-        """Take smaller programs, clear of known findings, until none is left."""
-        while monotonic() < self.deadline:
+    def to_fixpoint(self) -> bool:
+        """Take smaller programs, clear of known findings, until none is left; False when a limit ended it."""
+        while not self.is_over():
             current = self.best.program
             size = cost(current)
             smaller = (program for program in candidates(current) if cost(program) < size)
             found = self.first_that_keeps(smaller, lambda trial: not self.is_known(trial))
             if found is None:
-                return
+                return not self.is_over()
             self.take(found)
+        return False
 
     def take(self, trial: Trial) -> None:
         """Go on from a trial, without what comes after its divergence."""
         shorter = _cut(trial)
         if shorter != trial.program:
-            again = self.bench.try_program(shorter)
-            self.tried += 1
+            (again,) = self.run([shorter])
             trial = again if self.keeps(again) else trial
         self.best = trial
         if self.on_step:
@@ -445,18 +478,27 @@ def reduce_trial(
     start: Trial,
     bench: Bench,
     known: frozenset[str] = frozenset(),
-    seconds_max: float = 60.0,
+    seconds_max: float | None = 60.0,
     on_step: Callable[[Trial], None] | None = None,
+    trials_max: int | None = None,
+    families: Sequence[str] = (),
 ) -> Reduction:
-    """Reduce a diverging trial. `known`: fine signatures of findings there are already; `on_step` is told of every smaller program."""
-    search = _Search(start, bench, known, seconds_max, on_step)
+    """Reduce a diverging trial.
+
+    known        fine signatures of findings there are already
+    seconds_max, trials_max  limits of the search; None: without one
+    on_step      is told of every smaller program
+    families     families, the simplest first, in which the bench can judge; those before the program's own are tried
+    """
+    search = _Search(start, bench, known, seconds_max, trials_max, on_step)
     search.take(start)
     search.leave_known()
-    search.to_fixpoint()
+    is_fixpoint = search.to_fixpoint()
     if known and not search.is_known(search.best):
         # nothing more can go without becoming a known finding: if something can still go, it was that finding with decoration
         search.seen.clear()
         search.deadline = max(search.deadline, monotonic() + DECORATION_SECONDS)
+        search.trials_max = max(search.trials_max, search.spent_trials + DECORATION_TRIALS)
         size = cost(search.best.program)
         smaller = (program for program in candidates(search.best.program) if cost(program) < size)
         decoration = search.first_that_keeps(smaller, search.is_known)
@@ -464,15 +506,46 @@ def reduce_trial(
             search.take(decoration)
     uses = _without_undocumented(search)
     signature = fine_signature(bench.label, search.best.program, search.best.verdict)
-    return Reduction(search.best, signature, signature in known, search.tried, tuple(search.others.values()), uses)
+    is_known = signature in known
+    alternatives = () if is_known else _in_simpler_families(search, families)
+    return Reduction(
+        search.best,
+        signature,
+        is_known,
+        search.tried,
+        tuple(search.others.values()),
+        uses,
+        is_fixpoint,
+        search.error_floor,
+        alternatives,
+    )
+
+
+def _in_simpler_families(search: _Search, families: Sequence[str]) -> tuple[str, ...]:
+    """Fine signatures of the reduced program in simpler families, where they differ from its own in the family alone."""
+    program, verdict, bench = search.best.program, search.best.verdict, search.bench
+    own = program.model.family
+    simpler = list(takewhile(lambda family: family != own, families)) if own in families else []
+    if any(setting != PLAIN_SETTING for setting in settings_of(program)):  # other families' noise is measured in the plain one
+        return ()
+    moved = [msgspec.structs.replace(program, model=Model(family)) for family in simpler]
+    found = []
+    for trial in search.run([other for other in moved if _is_program(other)]) if moved else []:
+        if trial.signature is None or (
+            trial.verdict.error is not None and not trial.verdict.error >= ERROR_FLOOR_TOLERANCES * trial.tolerance
+        ):
+            continue
+        there = fine_signature(bench.label, trial.program, trial.verdict)
+        if there == fine_signature(bench.label, trial.program, verdict):  # its own, but for the family
+            found.append(there)
+    return tuple(found)
 
 
 def _without_undocumented(search: _Search) -> tuple[str, ...]:
     """Replace uses outside the target's documentation by documented ones where the divergence stays; the uses that are left."""
     uses = undocumented_uses_of(search.best, search.bench)
     if uses == ("share-onto-nonempty",):
-        documented = search.bench.try_program(dropping_before_share(search.best.program))
-        search.tried += 1
+        (documented,) = search.run([dropping_before_share(search.best.program)])
         if search.keeps(documented) and not undocumented_uses_of(documented, search.bench):
             search.best = documented
             return ()

@@ -16,6 +16,7 @@ FOLDERS = [str(TESTS), str(TESTS / "fixtures")]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 from statedrift.fuzz import campaign as campaign_module  # noqa: E402
+from statedrift.fuzz import known as known_module  # noqa: E402
 from statedrift.fuzz.campaign import Progress, Settings, run_campaign  # noqa: E402
 from statedrift.fuzz.shards import shard_programs  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
@@ -31,7 +32,7 @@ WORKERS_SECONDS = 120
 def _one_fault_is_reduced_twice() -> Iterator[None]:
     """The canary has one fault; many reductions of what it explains only take time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign_module, "EXPLAINED_REDUCTIONS_MAX", 2)
+        patch.setattr(known_module, "EXPLAINED_REDUCTIONS_MAX", 2)
         yield
 
 
