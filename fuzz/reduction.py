@@ -122,6 +122,17 @@ def _numbers(operation: AnyOperation) -> int:
             return 0
 
 
+def _distance(key: str, value: int | str) -> int:
+    """How far a number of the cache is from its default; words are only alike or not."""
+    default = getattr(CacheConfiguration(), key)
+    return abs(value - default) if isinstance(value, int) and isinstance(default, int) else 0
+
+
+def _lower(value: int, *simplest: int) -> list[int]:
+    """Smaller numbers to try in place of one: the simplest first, then half of it, and at last only one less."""
+    return sorted({*simplest, value // 2, value - 1} - {value})
+
+
 def cost(program: Program) -> tuple[int, ...]:
     """What makes a program large, the most important first."""
     items = [item for operation in program.operations if isinstance(operation, Decode | Cancel) for item in operation.items]
@@ -135,7 +146,8 @@ def cost(program: Program) -> tuple[int, ...]:
         sum(map(_numbers, program.operations)),
         sum(item.tokens is not None for item in items),
         sum(getattr(program.cache, key) != getattr(default, key) for key in CACHE_KEYS) + len(program.model.dimensions),
-        sum(item.salt for item in items) + program.model.seed,
+        sum(_distance(key, getattr(program.cache, key)) for key in CACHE_KEYS),
+        sum(item.salt + sum(item.tokens or ()) for item in items) + program.model.seed,
         sum(sequences),
         len(program_text(program)),
     )
@@ -156,6 +168,16 @@ def _without_chunks(program: Program) -> Iterator[Program]:
         for start in range(len(operations) - size, -1, -size):
             yield _with_operations(program, operations[:start] + operations[start + size :])
         size //= 2
+
+
+def _without_runs(program: Program) -> Iterator[Program]:
+    """Leave out any run of operations, wherever it begins."""
+    operations = program.operations
+    if len(operations) > 24:
+        return
+    for size in range(len(operations) - 1, 0, -1):
+        for start in range(len(operations) - size + 1):
+            yield _with_operations(program, operations[:start] + operations[start + size :])
 
 
 def _without_pairs(program: Program) -> Iterator[Program]:
@@ -205,13 +227,16 @@ def _fewer_items(operation: AnyOperation) -> Iterator[AnyOperation]:
 
 
 def _smaller_item(item: Item) -> Iterator[Item]:
-    for count in sorted({1, 2, 3, item.token_count // 2, item.token_count - 1}):
+    for count in _lower(item.token_count, 1, 2, 3):
         if 0 < count < item.token_count:
             yield msgspec.structs.replace(item, token_count=count, tokens=None if item.tokens is None else item.tokens[:count])
     if item.tokens is not None:
         yield Item(item.sequences, item.token_count)
-    for salt in (0, 1):
-        if salt < item.salt:
+        for place, token in enumerate(item.tokens):
+            for lower in _lower(token, 0) if token else ():
+                yield msgspec.structs.replace(item, tokens=(*item.tokens[:place], lower, *item.tokens[place + 1 :]))
+    if item.salt:
+        for salt in _lower(item.salt, 0):
             yield msgspec.structs.replace(item, salt=salt)
 
 
@@ -224,13 +249,9 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
             if isinstance(operation, Decode) and operation.outputs is not None:
                 yield msgspec.structs.replace(operation, outputs=None)
             if isinstance(operation, Cancel) and operation.at:
-                yield from (msgspec.structs.replace(operation, at=at) for at in sorted({0, operation.at // 2, operation.at - 1}))
+                yield from (msgspec.structs.replace(operation, at=at) for at in _lower(operation.at, 0))
         case Rollback(token_count=count):
-            yield from (
-                msgspec.structs.replace(operation, token_count=smaller)
-                for smaller in sorted({1, 2, count // 2, count - 1})
-                if 0 < smaller < count
-            )
+            yield from (msgspec.structs.replace(operation, token_count=smaller) for smaller in _lower(count, 1, 2) if 0 < smaller < count)
         case Reopen(changes=changes):
             for key in changes:
                 yield Reopen({name: value for name, value in changes.items() if name != key})
@@ -245,23 +266,37 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
                 for smaller in sorted({start + 1, end // 2, end - 1})
                 if start < smaller < end
             )
+        case Share(start=start, end=end) if (start, end) != (OPEN, OPEN):
+            yield from (msgspec.structs.replace(operation, start=smaller) for smaller in _lower(start, 0) if 0 <= smaller < start)
+            yield from (msgspec.structs.replace(operation, end=smaller) for smaller in _lower(end, start + 1) if start < smaller < end)
         case Shift(delta=delta) if abs(delta) > 1:
-            yield msgspec.structs.replace(operation, delta=1 if delta > 0 else -1)
+            yield from (msgspec.structs.replace(operation, delta=smaller if delta > 0 else -smaller) for smaller in _lower(abs(delta), 1))
+        case Divide(divisor=divisor) if divisor > 2:
+            yield from (msgspec.structs.replace(operation, divisor=smaller) for smaller in _lower(divisor, 2) if smaller >= 2)
         case Damage(amount=amount) if amount > 1:
-            yield from (msgspec.structs.replace(operation, amount=smaller) for smaller in (1, amount // 2))
+            yield from (msgspec.structs.replace(operation, amount=smaller) for smaller in _lower(amount, 1))
         case _:
             return
 
 
 def _simpler_surroundings(program: Program) -> Iterator[Program]:
-    """Defaults for the model and for every cache key."""
-    default = CacheConfiguration()
-    if program.model.dimensions or program.model.seed:
-        yield msgspec.structs.replace(program, model=Model(program.model.family))
-        yield msgspec.structs.replace(program, model=Model(program.model.family, program.model.seed))
+    """Defaults for the model and for every cache key, or closer to them."""
+    model, cache, default = program.model, program.cache, CacheConfiguration()
+    models = [Model(model.family), Model(model.family, model.seed)]
+    models += [
+        msgspec.structs.replace(model, dimensions=tuple(other for other in model.dimensions if other != one)) for one in model.dimensions
+    ]
+    models.append(msgspec.structs.replace(model, seed=0))
+    yield from (msgspec.structs.replace(program, model=other) for other in models if other != model)
     for key in CACHE_KEYS:
-        if getattr(program.cache, key) != getattr(default, key):
-            yield msgspec.structs.replace(program, cache=msgspec.structs.replace(program.cache, **{key: getattr(default, key)}))
+        value, simplest = getattr(cache, key), getattr(default, key)
+        if value == simplest:
+            continue
+        values = [simplest]
+        if isinstance(value, int):
+            sign = 1 if value > simplest else -1
+            values += [simplest + sign * distance for distance in _lower(abs(value - simplest)) if distance]
+        yield from (msgspec.structs.replace(program, cache=msgspec.structs.replace(cache, **{key: simpler})) for simpler in values)
 
 
 def _renumbered(program: Program) -> Iterator[Program]:
@@ -277,6 +312,16 @@ def _renumbered(program: Program) -> Iterator[Program]:
             order.setdefault(sequence, len(order))
     if any(old != new for old, new in order.items()):
         yield _with_operations(program, [_rename(operation, order) for operation in program.operations])
+
+
+def _lowered(program: Program) -> Iterator[Program]:
+    """One sequence under a lower number that no other has."""
+    used = sorted({sequence for operation in program.operations for sequence in sequences_of(operation)})
+    for high in used:
+        for low in range(high):
+            if low not in used:
+                order = {sequence: low if sequence == high else sequence for sequence in used}
+                yield _with_operations(program, [_rename(operation, order) for operation in program.operations])
 
 
 def _merged(program: Program) -> Iterator[Program]:
@@ -328,7 +373,9 @@ def candidates(program: Program) -> Iterator[Program]:
     yield from _simpler_surroundings(program)
     yield from _replacing(program, _smaller_numbers)
     yield from _renumbered(program)
+    yield from _lowered(program)
     yield from _renamed_slots(program)
+    yield from _without_runs(program)
     yield from _without_pairs(program)
 
 
