@@ -159,11 +159,11 @@ class _Campaign:
             shards = round_shards(number)
             if not self.shard_size(shards.start):
                 break
+            self.learn(shards.start)
             for result in workers.shards(self.round_tasks(shards, families)):
                 self.merge(result)
                 self.tell()
             self.reduce_within_share(workers)
-            self.learn(shards.stop)
         self.reduce_the_rest(workers)
 
     def round_tasks(self, shards: range, families: tuple[str, ...]) -> Iterator[ShardTask]:
@@ -175,11 +175,11 @@ class _Campaign:
                 return
             yield ShardTask(self.settings.seed, shard, families, size, contexts)
 
-    def learn(self, next_shard: int) -> None:
-        """What is known now is known to all programs from `next_shard` on."""
+    def learn(self, first_shard: int) -> None:
+        """What is known now is known to all programs from `first_shard` on."""
         contexts = self.findings.contexts() if self.settings.steer else ()
         if contexts and (not self.known or self.known[-1].contexts != contexts):
-            self.known.append(Known(next_shard, contexts))
+            self.known.append(Known(first_shard, contexts))
 
     def merge(self, result: ShardResult) -> None:
         """Take over a shard's result."""
