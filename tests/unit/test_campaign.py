@@ -108,12 +108,12 @@ def test_rounds_grow_and_follow_each_other() -> None:
 
 
 @pytest.fixture(scope="module")
-def ten_faults() -> Iterator[tuple[Campaign, Campaign]]:
+def ten_faults() -> tuple[Campaign, Campaign]:
     """Three rounds against an engine with ten faults, on one process and on two; its outputs, all zeros, are right for so large a tolerance."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(campaign_module.Bench, "noise", lambda bench, model: campaign_module.Noise(0.0, 1e9, 0))
         one, two = (run_campaign(Settings("ten_faults:TARGET", ("mamba2", "lfm2"), programs=256, seed=3, jobs=jobs)) for jobs in (1, 2))
-        yield one, two
+    return one, two
 
 
 def as_found(campaign: Campaign) -> list[dict[str, object]]:

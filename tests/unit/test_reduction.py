@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 from statedrift.fuzz.generation import programs
-from statedrift.fuzz.reduction import HANG_TRIALS, candidates, cost, is_documented, reduce_trial
+from statedrift.fuzz.reduction import candidates, cost, is_documented, reduce_trial
 from statedrift.fuzz.signatures import coarse_signature, fine_signature
 from statedrift.fuzz.trial import Bench, Trial
 from statedrift.oracle.recompute import use_one_thread
@@ -244,9 +244,9 @@ def test_a_hang_is_reduced_and_costs_more_than_an_answer() -> None:
     start = bench.try_program(parse_program("model lfm2 seed=0; decode 0:4 1:2; rollback 0 1; share 0 1; keep 1"))
     whole = reduce_trial(start, bench)  # type: ignore[arg-type]
     assert body(whole.program) == "model lfm2 seed=0; keep 0"
-    few = reduce_trial(start, bench, seconds_max=None, trials_max=3 * HANG_TRIALS)  # type: ignore[arg-type]
+    few = reduce_trial(start, bench, seconds_max=None, trials_max=300)  # type: ignore[arg-type]
     assert not few.is_fixpoint
-    assert sum(operation_name(operation) == "keep" for program in bench.tried[-few.tried :] for operation in program.operations) < 20
+    assert few.tried < whole.tried
 
 
 def test_the_same_divergence_in_a_simpler_family_is_an_alternative_key() -> None:
