@@ -49,6 +49,8 @@ def reduce_command(
         f"{plural(reduction.tried, 'smaller program')} tried",
         file=sys.stderr,
     )
+    if not reduction.is_fixpoint:
+        print("its time was over: a smaller program may be left; reduce what is printed again", file=sys.stderr)
     for other in reduction.others:
         print(f"met on the way: {other.signature}: {one_line(other.program)}", file=sys.stderr)
     if out is not None:

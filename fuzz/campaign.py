@@ -1,9 +1,11 @@
-"""A campaign: shards until the budget is spent, and every new divergence reduced, re-run and kept.
+"""A campaign: rounds of shards until the budget is spent, and every new divergence reduced, re-run and kept.
 
 Rules
-- Shards are merged in their order, so that the same seed gives the same programs on one process and on many.
+- Shards come in rounds of fixed sizes and are merged in their order; what a round found is reduced before the next one, whose programs are
+  steered away from what is known by then: a fault that was found is not found over and over while others wait.
+- A budget of programs makes a campaign a pure function of its settings without `jobs`: limits of reduction are counted in trials.
+  With a budget of seconds time cuts, too; the account says what was known when.
 - Fuzzing and reducing share the time: reduction never takes more than half of it while fuzzing goes on.
-- Divergences that no known finding explains are reduced first; the others still get a share, for two faults can wear one coat.
 - A family that cannot be tested is said, not left out in silence.
 """
 
@@ -12,11 +14,7 @@ import signal
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from datetime import UTC, datetime
-from itertools import count, islice
-from multiprocessing import get_context
+from itertools import count
 from pathlib import Path
 from time import monotonic
 
@@ -24,38 +22,32 @@ import msgspec
 
 from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
+from ..spec.families import FAMILIES
 from ..spec.models import Model
-from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare_folder, write_account
+from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Known, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
+from .known import Findings, Waiting, now
 from .pair import open_bench
-from .reduction import Reduction, reduce_trial
 from .reproduction import reproduction_script
-from .shards import (
-    SHARD_PROGRAMS,
-    Divergent,
-    ShardResult,
-    run_shard,
-    run_shard_in_worker,
-    settled_heap,
-    shard_model,
-    shard_programs,
-    start_worker,
-)
+from .shards import SHARD_PROGRAMS, Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
 from .signatures import enabling_operations
 from .titles import title_of
-from .trial import Bench, Trial, answers_of
+from .trial import Bench, answers_of
+from .workers import RERUNS, Here, Reduced, ReductionTask, Workers, open_pool
 
-RERUNS = 10
+ROUND_SHARDS_MAX = 8
+"""The first round is one shard, every other twice the one before, up to this many: what shows at once is known at once."""
+WAVE_MAX = 8
+"""Divergences that are reduced without waiting for what became of each other; a number of its own, whatever the number of jobs."""
+ROUND_TRIALS_MAX = 8_000
+"""With a budget of programs: after so many trials of reduction the next round begins. What waits may have its turn after it."""
+LAST_TRIALS_MAX = 40_000
+"""The same after the last round."""
 REDUCTION_SECONDS_MAX = 20.0
-EXPLAINED_REDUCTIONS_MAX = 24
-"""Reductions, for each coarse signature, of divergences that a known finding may explain."""
-WAITING_MAX = 200
-"""Divergences, for each coarse signature, that wait for their reduction."""
 AFTERTIME_SHARE = 0.25
 """How much longer than its time a campaign may go on reducing what nothing explains yet."""
 ACCOUNT_SECONDS = 10.0
-_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
-_ENDING_SIGNALS = (*_TERMINAL_SIGNALS, signal.SIGTERM)
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 WARM_UP_PROGRAMS = 8
 NOT_JUDGED_KEPT = 3
 
@@ -66,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True):
     against  the target that is the truth for the other, in place of the oracle
     inspect  compare the state rows that the target shows, too
     oracle   `engine`: the target's own fresh recompute is the truth
+    steer    lead programs away from what is known already
     """
 
     target: str
@@ -78,6 +71,7 @@ class Settings(msgspec.Struct, frozen=True):
     against: str | None = None
     inspect: bool = False
     oracle: Oracle = "own"
+    steer: bool = True
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -93,88 +87,10 @@ class Progress(msgspec.Struct, frozen=True):
     phase: str
 
 
-class _Waiting(msgspec.Struct):
-    """A divergence that waits for its reduction.
-
-    is_generated  a program of the campaign; False for one that was met while another was reduced
-    counted       the finding (fine signature) that it counts for
-    """
-
-    program_number: int
-    seconds: float
-    trial: Trial
-    enabling: frozenset[str]
-    is_generated: bool = True
-    counted: str | None = None
-
-
-class _Findings:
-    """What is known, and what waits."""
-
-    def __init__(self) -> None:
-        self.by_signature: dict[str, Finding] = {}
-        self.enabling: dict[str, list[tuple[frozenset[str], str]]] = defaultdict(list)  # coarse -> (operations, fine)
-        self.waiting: dict[str, list[_Waiting]] = defaultdict(list)
-        self.explained_reductions: Counter[str] = Counter()
-
-    def explanation(self, coarse: str, enabling: frozenset[str]) -> str | None:
-        """A known finding whose operations are all in the program."""
-        return next((fine for known, fine in self.enabling[coarse] if known <= enabling), None)
-
-    def add_divergent(self, waiting: _Waiting) -> None:
-        """Count a divergence for a finding that may explain it, and let it wait for its turn."""
-        coarse = waiting.trial.signature
-        assert coarse is not None
-        explained = self.explanation(coarse, waiting.enabling)
-        if explained is not None:
-            self.count(waiting, explained)
-        if len(self.waiting[coarse]) < WAITING_MAX:
-            self.waiting[coarse].append(waiting)
-
-    def count(self, waiting: _Waiting, fine: str) -> None:
-        """A program counts for one finding: the one that it was reduced to, until then the one that explains it."""
-        if not waiting.is_generated or waiting.counted == fine:
-            return
-        self.discount(waiting)
-        finding = self.by_signature[fine]
-        self.by_signature[fine] = msgspec.structs.replace(finding, seen=finding.seen + 1, last_seen=_now())
-        waiting.counted = fine
-
-    def discount(self, waiting: _Waiting) -> None:
-        """It was not that finding after all."""
-        if waiting.counted is not None:
-            finding = self.by_signature[waiting.counted]
-            self.by_signature[waiting.counted] = msgspec.structs.replace(finding, seen=finding.seen - 1)
-
-    def next_waiting(self, with_explained: bool) -> _Waiting | None:
-        """The next divergence to reduce: the smallest that nothing explains, else (when asked) one that may hide another fault."""
-        best: tuple[int, str, int] | None = None
-        for coarse, entries in self.waiting.items():
-            for place, entry in enumerate(entries):
-                explained = self.explanation(coarse, entry.enabling) is not None
-                if explained and (not with_explained or self.explained_reductions[coarse] >= EXPLAINED_REDUCTIONS_MAX):
-                    continue
-                rank = (1000 * (1 + self.explained_reductions[coarse]) if explained else 0) + len(entry.trial.program.operations)
-                if best is None or rank < best[0]:
-                    best = (rank, coarse, place)
-        if best is None:
-            return None
-        _, coarse, place = best
-        entry = self.waiting[coarse].pop(place)
-        if self.explanation(coarse, entry.enabling) is not None:
-            self.explained_reductions[coarse] += 1
-        return entry
-
-    def add_finding(self, coarse: str, finding: Finding, enabling: frozenset[str]) -> None:
-        self.by_signature[finding.signature] = finding
-        self.enabling[coarse].append((enabling, finding.signature))
-        for waiting in self.waiting[coarse]:
-            if waiting.counted is None and enabling <= waiting.enabling:
-                self.count(waiting, finding.signature)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def round_shards(number: int) -> range:
+    """The shards of a round."""
+    sizes = [min(ROUND_SHARDS_MAX, 1 << earlier) for earlier in range(number + 1)]
+    return range(sum(sizes[:-1]), sum(sizes))
 
 
 class _Campaign:
@@ -184,8 +100,8 @@ class _Campaign:
         self.bench = bench
         self.on_progress = on_progress
         self.started = monotonic()
-        self.started_at = _now()
-        self.findings = _Findings()
+        self.started_at = now()
+        self.findings = Findings()
         self.noise: dict[str, Noise] = {}
         self.could_not_test: dict[str, str] = {}
         self.not_judged: list[tuple[str, str]] = []
@@ -197,6 +113,8 @@ class _Campaign:
         self.phase = "noise"
         self.account_written = 0.0
         self.models: dict[Model, Noise] = {}
+        self.known: list[Known] = []
+        self.seconds_in_waves = 0.0  # of the campaign; `seconds_reducing` is summed over jobs
 
     # --- the budget --------------------------------------------------------------------------------------------------------
 
@@ -204,16 +122,11 @@ class _Campaign:
     def seconds(self) -> float:
         return monotonic() - self.started
 
-    def due_shards(self) -> Iterator[tuple[int, int]]:
-        """Number and size of every next shard, until the budget is spent."""
-        for shard in count():
-            if self.settings.programs is None:
-                size = SHARD_PROGRAMS if self.seconds < (self.settings.seconds or 0.0) else 0
-            else:
-                size = min(SHARD_PROGRAMS, self.settings.programs - shard * SHARD_PROGRAMS)
-            if size <= 0:
-                return
-            yield shard, size
+    def shard_size(self, shard: int) -> int:
+        """How many programs of a shard the budget still has."""
+        if self.settings.programs is None:
+            return SHARD_PROGRAMS if self.seconds < (self.settings.seconds or 0.0) else 0
+        return max(0, min(SHARD_PROGRAMS, self.settings.programs - shard * SHARD_PROGRAMS))
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
@@ -234,36 +147,42 @@ class _Campaign:
                 self.could_not_test[family] = str(error)
         return tuple(testable)
 
-    def shards(self, families: tuple[str, ...]) -> Iterator[ShardResult]:
-        """Results in the order of the shards' numbers."""
-        due = self.due_shards()
-        if self.settings.jobs == 1:
-            for shard, size in due:
-                yield run_shard(self.bench, self.settings.seed, shard, families, size)
-            return
+    def workers(self) -> contextlib.AbstractContextManager[Workers]:
+        """This process for one job, else a pool."""
+        settings = self.settings
+        if settings.jobs == 1:
+            return contextlib.nullcontext(Here(self.bench, lambda trial: self.tell()))
         noise = msgspec.json.encode(list(self.models.items()))
-        with ProcessPoolExecutor(
-            self.settings.jobs,
-            get_context("spawn"),
-            start_worker,
-            (self.settings.target, self.settings.against, self.settings.inspect, self.settings.oracle, noise),
-        ) as pool:
-            running: list[Future[bytes]] = []
-            try:
-                while True:
-                    for shard, size in islice(due, 2 * self.settings.jobs - len(running)):
-                        with _no_signals_to_new_processes():
-                            running.append(pool.submit(run_shard_in_worker, self.settings.seed, shard, families, size))
-                    if not running:
-                        break
-                    yield msgspec.msgpack.decode(running.pop(0).result(), type=ShardResult)
-            except BrokenProcessPool:
-                raise UnavailableError(
-                    "a worker process ended by itself or was killed, perhaps for memory; fewer --jobs need less of it"
-                ) from None
-            finally:
-                for future in running:
-                    future.cancel()
+        return open_pool(settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise)
+
+    def rounds(self, workers: Workers, families: tuple[str, ...]) -> None:
+        """Round after round until the budget is spent, and what is left to reduce."""
+        for number in count():
+            shards = round_shards(number)
+            if not self.shard_size(shards.start):
+                break
+            self.learn(shards.start)
+            for result in workers.shards(self.round_tasks(shards, families)):
+                self.end_if_asked()
+                self.merge(result)
+                self.tell()
+            self.reduce_within_share(workers)
+        self.reduce_the_rest(workers)
+
+    def round_tasks(self, shards: range, families: tuple[str, ...]) -> Iterator[ShardTask]:
+        """The shards of a round that the budget still has, asked for when there is room for one."""
+        contexts = self.known[-1].contexts if self.known else ()
+        for shard in shards:
+            size = self.shard_size(shard)
+            if not size:
+                return
+            yield ShardTask(self.settings.seed, shard, families, size, contexts)
+
+    def learn(self, first_shard: int) -> None:
+        """What is known now is known to all programs from `first_shard` on."""
+        contexts = self.findings.contexts() if self.settings.steer else ()
+        if contexts and (not self.known or self.known[-1].contexts != contexts):
+            self.known.append(Known(first_shard, contexts))
 
     def merge(self, result: ShardResult) -> None:
         """Take over a shard's result."""
@@ -280,54 +199,71 @@ class _Campaign:
         self.seconds_running += result.seconds_running
         self.seconds_judging += result.seconds_judging
 
-    def waiting(self, divergent: Divergent) -> _Waiting:
+    def waiting(self, divergent: Divergent) -> Waiting:
         trial = divergent.trial
         enabling = enabling_operations(trial.program, trial.verdict)
-        return _Waiting(self.programs + divergent.number + 1, self.seconds, trial, enabling)
+        return Waiting(self.programs + divergent.number + 1, self.seconds, trial, enabling)
 
-    def reduce_within_share(self) -> None:
-        """Reduce while reduction has had less than half of the time."""
-        while self.seconds_reducing <= 0.5 * self.seconds and (waiting := self.findings.next_waiting(True)):
-            self.reduce(waiting)
-            if self.settings.seconds is not None and self.seconds > self.settings.seconds:
+    def reduce_within_share(self, workers: Workers) -> None:
+        """Reduce what a round found, up to so many trials; with a budget of seconds while reduction has had less than half of the time."""
+        budget = self.settings.seconds
+        trials = 0
+        while trials < ROUND_TRIALS_MAX if budget is None else self.seconds_in_waves <= 0.5 * self.seconds and self.seconds <= budget:
+            tried = self.reduce_wave(workers, True)
+            if not tried:
                 return
+            trials += tried
 
-    def reduce_the_rest(self) -> None:
+    def reduce_the_rest(self, workers: Workers) -> None:
         """After the last shard: reduce what nothing explains; with a budget of programs also what may hide another fault."""
         budget = self.settings.seconds
-        aftertime = 120.0 if budget is None else max(5.0, AFTERTIME_SHARE * budget)
-        deadline = self.seconds + aftertime
-        while self.seconds < deadline and (waiting := self.findings.next_waiting(budget is None)):
-            self.reduce(waiting)
+        deadline = self.seconds + max(5.0, AFTERTIME_SHARE * (budget or 0.0))
+        trials = 0
+        while trials < LAST_TRIALS_MAX if budget is None else self.seconds < deadline:
+            tried = self.reduce_wave(workers, budget is None)
+            if not tried:
+                return
+            trials += tried
 
-    def reduce(self, waiting: _Waiting) -> None:
-        """Reduce one divergence; keep it when it is a new finding."""
+    def reduce_wave(self, workers: Workers, with_explained: bool) -> int:
+        """Reduce some divergences that wait, and keep the new findings, in their order; how many trials that took, 0: none waits."""
+        most = WAVE_MAX if self.settings.seconds is None else self.settings.jobs
+        wave = self.findings.next_wave(with_explained, most)
+        if not wave:
+            return 0
         self.phase = "reducing"
         started = monotonic()
-        coarse = waiting.trial.signature
-        assert coarse is not None
-        known = frozenset(fine for _, fine in self.findings.enabling[coarse])
-        again = self.bench.try_program(waiting.trial.program)
-        if again.signature != coarse:  # it does not come back: keep it, with its reliability
-            again = waiting.trial
-        reduction = reduce_trial(again, self.bench, known, REDUCTION_SECONDS_MAX, lambda _: self.tell())
+        seconds_max = None if self.settings.seconds is None else REDUCTION_SECONDS_MAX
+        families = tuple(family for family in FAMILIES if family in self.noise)
+        tasks = [ReductionTask(waiting.trial, self.findings.known(waiting.coarse), families, seconds_max) for waiting in wave]
+        trials = 0
+        for waiting, reduced in zip(wave, workers.reductions(tasks), strict=True):
+            trials += 1 + reduced.reduction.tried
+            self.take(waiting, reduced)
+            self.tell()
+        self.seconds_in_waves += monotonic() - started
+        self.phase = "fuzzing"
+        self.tell()
+        return trials
+
+    def take(self, waiting: Waiting, reduced: Reduced) -> None:
+        """Take over what a divergence was reduced to; keep it when it is a new finding."""
+        self.seconds_reducing += reduced.seconds
+        reduction = reduced.reduction
         for other in reduction.others:
             if other.signature is not None and not self.findings.enabling[other.signature]:
                 enabling = enabling_operations(other.program, other.verdict)
-                self.findings.add_divergent(_Waiting(waiting.program_number, waiting.seconds, other, enabling, is_generated=False))
+                self.findings.add_divergent(Waiting(waiting.program_number, waiting.seconds, other, enabling, is_generated=False))
         if reduction.signature in self.findings.by_signature:
             self.findings.count(waiting, reduction.signature)
         else:
-            self.keep(waiting, coarse, reduction)
-        self.seconds_reducing += monotonic() - started
-        self.phase = "fuzzing"
-        self.tell()
+            self.keep(waiting, reduced)
 
-    def keep(self, waiting: _Waiting, coarse: str, reduction: Reduction) -> None:
-        """Re-run a reduced program and keep it as a finding."""
+    def keep(self, waiting: Waiting, reduced: Reduced) -> None:
+        """Keep a reduced program that was run again as a finding."""
+        reduction = reduced.reduction
         trial = reduction.trial
-        reruns = self.bench.try_programs([trial.program] * RERUNS)
-        now = _now()
+        time = now()
         finding = Finding(
             signature=reduction.signature,
             title=title_of(trial.program, trial.verdict, self.bench.against_name),
@@ -339,20 +275,21 @@ class _Campaign:
             original=waiting.trial.program,
             documented=not reduction.undocumented_uses,
             undocumented_uses=reduction.undocumented_uses,
-            reproduced=sum(rerun.signature == trial.signature for rerun in reruns),
+            reproduced=reduced.reproduced,
             reruns=RERUNS,
             found_after_programs=waiting.program_number,
             found_after_seconds=round(waiting.seconds, 2),
-            first_seen=now,
-            last_seen=now,
+            first_seen=time,
+            last_seen=time,
             log=trial.log,
             answers=answers_of(trial),
             against=self.bench.against_name,
             against_version=self.bench.against_version,
             oracle=self.settings.oracle,
+            alternatives=reduction.alternatives,
         )
         self.findings.discount(waiting)  # the new finding has it for its first
-        self.findings.add_finding(coarse, finding, enabling_operations(trial.program, trial.verdict))
+        self.findings.add_finding(waiting.coarse, finding, enabling_operations(trial.program, trial.verdict))
         self.last_finding_seconds = self.seconds
         if self.settings.out is not None:
             script = reproduction_script(finding, trial) if finding.against is None else None  # a script has one engine only
@@ -396,6 +333,7 @@ class _Campaign:
             against_version=self.bench.against_version,
             inspected=self.inspected if self.settings.inspect else None,
             oracle=self.settings.oracle,
+            known=tuple(self.known),
         )
 
     def end_if_asked(self) -> None:
@@ -410,12 +348,8 @@ class _Campaign:
             self.started = monotonic()  # the budget is for fuzzing
             self.phase = "fuzzing"
             if families:
-                for result in self.shards(families):
-                    self.end_if_asked()
-                    self.merge(result)
-                    self.tell()
-                    self.reduce_within_share()
-                self.reduce_the_rest()
+                with self.workers() as workers:
+                    self.rounds(workers, families)
             complete = True
         except KeyboardInterrupt:
             pass  # the summary of what was done is still the answer
@@ -453,17 +387,6 @@ def _ended_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _no_signals_to_new_processes() -> Iterator[None]:
-    """A process that is started here never sees the signals that a terminal sends to all: one that came before the worker can ignore it
-    would break the pool. (A blocked signal stays blocked in what is started; here it only waits.)"""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:

@@ -14,7 +14,7 @@ from ..spec.families import FAMILIES, family_of
 from ..spec.models import Model
 from ..spec.programs import OPERATIONS_MAX, Program
 from .choices import SeededChoices
-from .generation_operations import draw_program
+from .generation_operations import Steering, draw_program
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 OPERATIONS_PER_PROGRAM_MAX = 30
 
 
-def generate(seed: int, model: Model) -> Program:
+def generate(seed: int, model: Model, avoided: Sequence[Sequence[str]] = ()) -> Program:
     """The program number `seed` for `model`: about 15 operations, at most 30.
+
+    avoided  sets of operations (words of signatures) that come together less often than they would: whoever knows what happens then looks
+             for something else. A program that would not have had one of the sets is the one that it would have been without.
 
     The operations do not depend on the model's family but for its vocabulary, whether it has an attention cache that can be full, and
     whether that has a window.
     Raises UsageError when the model is unknown or its dimensions are bad.
     """
-    return draw_program(SeededChoices(seed, "program"), model, OPERATIONS_PER_PROGRAM_MAX)
+    steering = Steering(SeededChoices(seed, "steering"), avoided) if avoided else None
+    return draw_program(SeededChoices(seed, "program"), model, OPERATIONS_PER_PROGRAM_MAX, steering)
 
 
 def model_for(seed: int, family: str) -> Model:

@@ -139,6 +139,7 @@ class Draft:
         self.operations: list[AnyOperation] = []
         self.slots: dict[str, Saved] = {}
         self.session_slots: dict[str, SavedSession] = {}
+        self.couples = True  # tokens may belong to several sequences
         self.damaged_slot: str | None = None  # a restore of it is to follow
         self.token_count = 0
         self.session = 0

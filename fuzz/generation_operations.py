@@ -4,12 +4,15 @@ Rules
 - Every operation is legal text; most of them apply, some do not on purpose.
 - Decode is always on; of the others each program switches a random subset off (swarm) and weights the rest.
 - A kind that has nothing to act on mostly becomes the kind that makes something: a restore becomes a save, a save a decode.
+- What is known to go wrong is avoided before the first operation is drawn, by switching off one operation of what has to come together:
+  three programs of four are clear of it, the others look for what else may go wrong there.
 - Every program ends with one new-salt token on every sequence that may hold tokens, so that late effects show.
 Source: docs/programs.md, "Tokens"; docs/design.md, "The fuzzer".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from ..spec.configuration import CacheConfiguration, Start
 from ..spec.models import Model
@@ -115,7 +118,7 @@ def _draw_items(draft: Draft) -> tuple[list[Item], dict[int, int], bool]:
 
 def _decode(draft: Draft) -> None:
     choices = draft.choices
-    if choices.chance(8 if draft.cache.unified else 1) and _decode_coupled(draft):
+    if draft.couples and choices.chance(8 if draft.cache.unified else 1) and _decode_coupled(draft):
         return
     items, added, fits = _draw_items(draft)
     if not items:  # everything is full
@@ -434,6 +437,51 @@ def _draw_change(choices: Choices, cache: CacheConfiguration) -> tuple[str, int 
             return "interleave", 1 - cache.interleave
 
 
+# --- steering --------------------------------------------------------------------------------------------------------------
+
+_STEERED_PERCENT = 75
+_SAVES = (_save, _restore, _damage)
+_KINDS_OF: dict[str, tuple[Callable[[Draft], None], ...]] = {
+    "rollback": (_rollback, _remove), "remove": (_remove,), "drop": (_drop,), "keep": (_keep,), "clear": (_clear,),
+    "share": (_share,), "share-range": (_share,), "shift": (_shift,), "divide": (_divide,), "reopen": (_reopen,),
+    "cancel": (_cancel,), "cancel-coupled": (_cancel,), "decode-coupled": (),
+    "save": _SAVES, "save-partial": _SAVES, "save-device": _SAVES, "save-partial-device": _SAVES, "restore": (_restore, _damage),
+    "save_all": (_save_all, _restore_all), "restore_all": (_restore_all,),
+    "damage-truncate": (_damage,), "damage-flip": (_damage,), "damage-header": (_damage,), "damage-foreign": (_damage,),
+}  # fmt: skip
+"""Word of a signature -> the kinds that make such an operation, or one that does the same; coupled decodes are no kind of their own."""
+_IMPLIED = {"restore": "save", "damage": "restore", "restore_all": "save_all"}
+"""The beginning of a word -> that of words which it cannot come without: to leave out the first is enough."""
+
+
+class Steering(NamedTuple):
+    """What to avoid, and where the chance for it comes from; see `generate`."""
+
+    choices: Choices
+    avoided: Sequence[Sequence[str]]
+
+
+def _avoidable(context: Sequence[str]) -> list[str]:
+    """The words of a context that can be switched off, without those that others imply."""
+    implied = {_IMPLIED[word.partition("-")[0]] for word in context if word.partition("-")[0] in _IMPLIED}
+    return [word for word in context if word in _KINDS_OF and word.partition("-")[0] not in implied]
+
+
+def _steer(steering: Steering, weights: list[int], draft: Draft) -> None:
+    """Switch off what the steering says; the weights are those of the kinds beside decode."""
+    places = {add: place for place, (_, add) in enumerate(_OTHER_KINDS)}
+    for context in steering.avoided:
+        words = _avoidable(context)
+        kinds = {word: [places[add] for add in _KINDS_OF[word]] for word in words}
+        is_on = {word: any(weights[place] for place in kinds[word]) if kinds[word] else draft.couples for word in words}
+        if not words or not all(is_on.values()) or not steering.choices.chance(_STEERED_PERCENT):
+            continue
+        off = steering.choices.pick(words)
+        draft.couples = draft.couples and off != "decode-coupled"
+        for place in kinds[off]:
+            weights[place] = 0
+
+
 # --- the program -----------------------------------------------------------------------------------------------------------
 
 _OTHER_KINDS: tuple[tuple[int, Callable[[Draft], None]], ...] = (
@@ -448,11 +496,13 @@ _DECODE_WEIGHT_LEAST = 600
 """Keeps rare kinds rare when they are all that is left switched on."""
 
 
-def draw_program(choices: Choices, model: Model, operations_max: int) -> Program:
-    """A program of at most `operations_max` (at least 1) operations. Raises UsageError when the model is bad."""
+def draw_program(choices: Choices, model: Model, operations_max: int, steering: Steering | None = None) -> Program:
+    """A program of at most `operations_max` (at least 1) operations, steered away from what is known. Raises UsageError when the model is bad."""
     cache = _draw_configuration(choices, model_facts(model).has_window)
     draft = Draft(choices, model, cache, operations_max)
     weights = [common * weight for (common, _), weight in zip(_OTHER_KINDS, choices.swarm(len(_OTHER_KINDS)), strict=True)]
+    if steering is not None:
+        _steer(steering, weights, draft)
     share_percent = choices.pick(_DECODE_SHARES_PERCENT)
     decode_weight = max(_DECODE_WEIGHT_LEAST, sum(weights) * share_percent // (100 - share_percent))
     cumulative = list(accumulate([decode_weight, *weights]))

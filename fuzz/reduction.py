@@ -2,14 +2,19 @@
 
 Rules
 - Every step keeps the coarse signature, and for wrong rows an error well above the tolerance, so that it does not drift to noise.
-- A candidate is always smaller by `cost`, so the search ends; it ends at a fixpoint (or at its time limit).
+- A candidate is always smaller by `cost`, so the search ends; it ends at a fixpoint: no single step of `candidates` that is smaller keeps
+  the divergence. A limit of trials (or of time) may end it before; then it says so.
 - It does not slip to a finding that is already known: what a known finding needs is left out first, where the divergence stays,
   and a candidate whose operations are those of a known finding is not taken.
   If nothing else explains the program in the end, it was that finding, and says so.
 - Other signatures met on the way are kept for the caller.
+- The family belongs to the signature, so that a program stays in its own; but whether the same program goes wrong in the same way in a
+  simpler family is tried, and what it would be called there is an alternative key of the same divergence.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from time import monotonic
 
 import msgspec
@@ -42,12 +47,16 @@ from ..spec.programs import Program, check_program, program_text
 from .retrace import undocumented_uses
 from .signatures import enabling_name, enabling_operations, fine_signature
 from .trial import Bench, Trial
+from .truth import PLAIN_SETTING, settings_of
 
 BATCH_CANDIDATES = 8
 ERROR_FLOOR_TOLERANCES = 10.0
 ERROR_FLOOR_SHARE = 0.1
 DECORATION_SECONDS = 5.0
-"""At least so long a program that is reduced is compared with what is known, even when its own time is over."""
+DECORATION_TRIALS = 200
+"""At least so much a program that is reduced is compared with what is known, even when its own limit is reached."""
+HANG_TRIALS = 100
+"""What a trial costs that the target did not answer: all of its time limit."""
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -57,6 +66,9 @@ class Reduction(msgspec.Struct, frozen=True):
     signature  fine
     known      the signature is one of those that were known before
     tried      candidates that were run
+    is_fixpoint  no limit ended the search
+    error_floor  the smallest error that counts as the same divergence; 0 where no error is measured
+    alternatives  fine signatures of the same program in simpler families, where the same divergence shows
     others     one trial for each other coarse signature met on the way
     undocumented_uses  that the program cannot do without; empty: it is documented
     """
@@ -67,6 +79,9 @@ class Reduction(msgspec.Struct, frozen=True):
     tried: int
     others: tuple[Trial, ...]
     undocumented_uses: tuple[str, ...]
+    is_fixpoint: bool = True
+    error_floor: float = 0.0
+    alternatives: tuple[str, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -107,6 +122,17 @@ def _numbers(operation: AnyOperation) -> int:
             return 0
 
 
+def _distance(key: str, value: int | str) -> int:
+    """How far a number of the cache is from its default; words are only alike or not."""
+    default = getattr(CacheConfiguration(), key)
+    return abs(value - default) if isinstance(value, int) and isinstance(default, int) else 0
+
+
+def _lower(value: int, *simplest: int) -> list[int]:
+    """Smaller numbers to try in place of one: the simplest first, then half of it, and at last only one less."""
+    return sorted({*simplest, value // 2, value - 1} - {value})
+
+
 def cost(program: Program) -> tuple[int, ...]:
     """What makes a program large, the most important first."""
     items = [item for operation in program.operations if isinstance(operation, Decode | Cancel) for item in operation.items]
@@ -120,7 +146,8 @@ def cost(program: Program) -> tuple[int, ...]:
         sum(map(_numbers, program.operations)),
         sum(item.tokens is not None for item in items),
         sum(getattr(program.cache, key) != getattr(default, key) for key in CACHE_KEYS) + len(program.model.dimensions),
-        sum(item.salt for item in items) + program.model.seed,
+        sum(_distance(key, getattr(program.cache, key)) for key in CACHE_KEYS),
+        sum(item.salt + sum(item.tokens or ()) for item in items) + program.model.seed,
         sum(sequences),
         len(program_text(program)),
     )
@@ -141,6 +168,16 @@ def _without_chunks(program: Program) -> Iterator[Program]:
         for start in range(len(operations) - size, -1, -size):
             yield _with_operations(program, operations[:start] + operations[start + size :])
         size //= 2
+
+
+def _without_runs(program: Program) -> Iterator[Program]:
+    """Leave out any run of operations, wherever it begins."""
+    operations = program.operations
+    if len(operations) > 24:
+        return
+    for size in range(len(operations) - 1, 0, -1):
+        for start in range(len(operations) - size + 1):
+            yield _with_operations(program, operations[:start] + operations[start + size :])
 
 
 def _without_pairs(program: Program) -> Iterator[Program]:
@@ -190,13 +227,16 @@ def _fewer_items(operation: AnyOperation) -> Iterator[AnyOperation]:
 
 
 def _smaller_item(item: Item) -> Iterator[Item]:
-    for count in sorted({1, 2, 3, item.token_count // 2, item.token_count - 1}):
+    for count in _lower(item.token_count, 1, 2, 3):
         if 0 < count < item.token_count:
             yield msgspec.structs.replace(item, token_count=count, tokens=None if item.tokens is None else item.tokens[:count])
     if item.tokens is not None:
         yield Item(item.sequences, item.token_count)
-    for salt in (0, 1):
-        if salt < item.salt:
+        for place, token in enumerate(item.tokens):
+            for lower in _lower(token, 0) if token else ():
+                yield msgspec.structs.replace(item, tokens=(*item.tokens[:place], lower, *item.tokens[place + 1 :]))
+    if item.salt:
+        for salt in _lower(item.salt, 0):
             yield msgspec.structs.replace(item, salt=salt)
 
 
@@ -209,13 +249,9 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
             if isinstance(operation, Decode) and operation.outputs is not None:
                 yield msgspec.structs.replace(operation, outputs=None)
             if isinstance(operation, Cancel) and operation.at:
-                yield from (msgspec.structs.replace(operation, at=at) for at in sorted({0, operation.at // 2, operation.at - 1}))
+                yield from (msgspec.structs.replace(operation, at=at) for at in _lower(operation.at, 0))
         case Rollback(token_count=count):
-            yield from (
-                msgspec.structs.replace(operation, token_count=smaller)
-                for smaller in sorted({1, 2, count // 2, count - 1})
-                if 0 < smaller < count
-            )
+            yield from (msgspec.structs.replace(operation, token_count=smaller) for smaller in _lower(count, 1, 2) if 0 < smaller < count)
         case Reopen(changes=changes):
             for key in changes:
                 yield Reopen({name: value for name, value in changes.items() if name != key})
@@ -230,23 +266,37 @@ def _smaller_numbers(operation: AnyOperation) -> Iterator[AnyOperation]:
                 for smaller in sorted({start + 1, end // 2, end - 1})
                 if start < smaller < end
             )
+        case Share(start=start, end=end) if (start, end) != (OPEN, OPEN):
+            yield from (msgspec.structs.replace(operation, start=smaller) for smaller in _lower(start, 0) if 0 <= smaller < start)
+            yield from (msgspec.structs.replace(operation, end=smaller) for smaller in _lower(end, start + 1) if start < smaller < end)
         case Shift(delta=delta) if abs(delta) > 1:
-            yield msgspec.structs.replace(operation, delta=1 if delta > 0 else -1)
+            yield from (msgspec.structs.replace(operation, delta=smaller if delta > 0 else -smaller) for smaller in _lower(abs(delta), 1))
+        case Divide(divisor=divisor) if divisor > 2:
+            yield from (msgspec.structs.replace(operation, divisor=smaller) for smaller in _lower(divisor, 2) if smaller >= 2)
         case Damage(amount=amount) if amount > 1:
-            yield from (msgspec.structs.replace(operation, amount=smaller) for smaller in (1, amount // 2))
+            yield from (msgspec.structs.replace(operation, amount=smaller) for smaller in _lower(amount, 1))
         case _:
             return
 
 
 def _simpler_surroundings(program: Program) -> Iterator[Program]:
-    """Defaults for the model and for every cache key."""
-    default = CacheConfiguration()
-    if program.model.dimensions or program.model.seed:
-        yield msgspec.structs.replace(program, model=Model(program.model.family))
-        yield msgspec.structs.replace(program, model=Model(program.model.family, program.model.seed))
+    """Defaults for the model and for every cache key, or closer to them."""
+    model, cache, default = program.model, program.cache, CacheConfiguration()
+    models = [Model(model.family), Model(model.family, model.seed)]
+    models += [
+        msgspec.structs.replace(model, dimensions=tuple(other for other in model.dimensions if other != one)) for one in model.dimensions
+    ]
+    models.append(msgspec.structs.replace(model, seed=0))
+    yield from (msgspec.structs.replace(program, model=other) for other in models if other != model)
     for key in CACHE_KEYS:
-        if getattr(program.cache, key) != getattr(default, key):
-            yield msgspec.structs.replace(program, cache=msgspec.structs.replace(program.cache, **{key: getattr(default, key)}))
+        value, simplest = getattr(cache, key), getattr(default, key)
+        if value == simplest:
+            continue
+        values = [simplest]
+        if isinstance(value, int):
+            sign = 1 if value > simplest else -1
+            values += [simplest + sign * distance for distance in _lower(abs(value - simplest)) if distance]
+        yield from (msgspec.structs.replace(program, cache=msgspec.structs.replace(cache, **{key: simpler})) for simpler in values)
 
 
 def _renumbered(program: Program) -> Iterator[Program]:
@@ -262,6 +312,16 @@ def _renumbered(program: Program) -> Iterator[Program]:
             order.setdefault(sequence, len(order))
     if any(old != new for old, new in order.items()):
         yield _with_operations(program, [_rename(operation, order) for operation in program.operations])
+
+
+def _lowered(program: Program) -> Iterator[Program]:
+    """One sequence under a lower number that no other has."""
+    used = sorted({sequence for operation in program.operations for sequence in sequences_of(operation)})
+    for high in used:
+        for low in range(high):
+            if low not in used:
+                order = {sequence: low if sequence == high else sequence for sequence in used}
+                yield _with_operations(program, [_rename(operation, order) for operation in program.operations])
 
 
 def _merged(program: Program) -> Iterator[Program]:
@@ -313,7 +373,9 @@ def candidates(program: Program) -> Iterator[Program]:
     yield from _simpler_surroundings(program)
     yield from _replacing(program, _smaller_numbers)
     yield from _renumbered(program)
+    yield from _lowered(program)
     yield from _renamed_slots(program)
+    yield from _without_runs(program)
     yield from _without_pairs(program)
 
 
@@ -328,7 +390,13 @@ def _cut(trial: Trial) -> Program:
 
 class _Search:
     def __init__(
-        self, start: Trial, bench: Bench, known: frozenset[str], seconds_max: float, on_step: Callable[[Trial], None] | None
+        self,
+        start: Trial,
+        bench: Bench,
+        known: frozenset[str],
+        seconds_max: float | None,
+        trials_max: int | None,
+        on_step: Callable[[Trial], None] | None,
     ) -> None:
         assert start.signature is not None
         self.bench = bench
@@ -337,7 +405,9 @@ class _Search:
         self.tried = 0
         self.others: dict[str, Trial] = {}
         self.seen: set[str] = set()
-        self.deadline = monotonic() + seconds_max
+        self.spent_trials = 0
+        self.trials_max = math.inf if trials_max is None else trials_max
+        self.deadline = math.inf if seconds_max is None else monotonic() + seconds_max
         self.on_step = on_step
         self.error_floor = 0.0
         if start.verdict.error is not None and start.verdict.kind in ("wrong-output", "wrong-state"):
@@ -345,6 +415,17 @@ class _Search:
             self.error_floor = min(
                 start.verdict.error / 2, max(ERROR_FLOOR_TOLERANCES * tolerance, ERROR_FLOOR_SHARE * start.verdict.error)
             )
+
+    def is_over(self) -> bool:
+        """Whether a limit is reached."""
+        return self.spent_trials >= self.trials_max or monotonic() > self.deadline
+
+    def run(self, programs: Sequence[Program]) -> list[Trial]:
+        """Try programs, and count what that cost."""
+        trials = self.bench.try_programs(programs)
+        self.tried += len(trials)
+        self.spent_trials += sum(HANG_TRIALS if trial.verdict.kind == "hang" else 1 for trial in trials)
+        return trials
 
     def keeps(self, trial: Trial) -> bool:
         """Whether a trial is the same divergence as the start."""
@@ -370,13 +451,12 @@ class _Search:
                 if found := self._try(batch, accept):
                     return found
                 batch = []
-            if monotonic() > self.deadline:
+            if self.is_over():
                 return None
         return self._try(batch, accept) if batch else None
 
     def _try(self, batch: list[Program], accept: Callable[[Trial], bool]) -> Trial | None:
-        trials = self.bench.try_programs(batch)
-        self.tried += len(trials)
+        trials = self.run(batch)
         for number, trial in enumerate(trials):
             if self.keeps(trial) and accept(trial):
                 self.seen.difference_update(map(program_text, batch[number + 1 :]))  # nobody looked at these
@@ -409,23 +489,23 @@ class _Search:
         kept = [operation for number, operation in enumerate(operations) if number >= before or enabling_name(operation) != name]
         return _with_operations(self.best.program, kept)
 
-    def to_fixpoint(self) -> None:
-        """Take smaller programs, clear of known findings, until none is left."""
-        while monotonic() < self.deadline:
+    def to_fixpoint(self) -> bool:
+        """Take smaller programs, clear of known findings, until none is left; False when a limit ended it."""
+        while not self.is_over():
             current = self.best.program
             size = cost(current)
             smaller = (program for program in candidates(current) if cost(program) < size)
             found = self.first_that_keeps(smaller, lambda trial: not self.is_known(trial))
             if found is None:
-                return
+                return not self.is_over()
             self.take(found)
+        return False
 
     def take(self, trial: Trial) -> None:
         """Go on from a trial, without what comes after its divergence."""
         shorter = _cut(trial)
         if shorter != trial.program:
-            again = self.bench.try_program(shorter)
-            self.tried += 1
+            (again,) = self.run([shorter])
             trial = again if self.keeps(again) else trial
         self.best = trial
         if self.on_step:
@@ -445,18 +525,27 @@ def reduce_trial(
     start: Trial,
     bench: Bench,
     known: frozenset[str] = frozenset(),
-    seconds_max: float = 60.0,
+    seconds_max: float | None = 60.0,
     on_step: Callable[[Trial], None] | None = None,
+    trials_max: int | None = None,
+    families: Sequence[str] = (),
 ) -> Reduction:
-    """Reduce a diverging trial. `known`: fine signatures of findings there are already; `on_step` is told of every smaller program."""
-    search = _Search(start, bench, known, seconds_max, on_step)
+    """Reduce a diverging trial.
+
+    known        fine signatures of findings there are already
+    seconds_max, trials_max  limits of the search; None: without one
+    on_step      is told of every smaller program
+    families     families, the simplest first, in which the bench can judge; those before the program's own are tried
+    """
+    search = _Search(start, bench, known, seconds_max, trials_max, on_step)
     search.take(start)
     search.leave_known()
-    search.to_fixpoint()
+    is_fixpoint = search.to_fixpoint()
     if known and not search.is_known(search.best):
         # nothing more can go without becoming a known finding: if something can still go, it was that finding with decoration
         search.seen.clear()
         search.deadline = max(search.deadline, monotonic() + DECORATION_SECONDS)
+        search.trials_max = max(search.trials_max, search.spent_trials + DECORATION_TRIALS)
         size = cost(search.best.program)
         smaller = (program for program in candidates(search.best.program) if cost(program) < size)
         decoration = search.first_that_keeps(smaller, search.is_known)
@@ -464,15 +553,46 @@ def reduce_trial(
             search.take(decoration)
     uses = _without_undocumented(search)
     signature = fine_signature(bench.label, search.best.program, search.best.verdict)
-    return Reduction(search.best, signature, signature in known, search.tried, tuple(search.others.values()), uses)
+    is_known = signature in known
+    alternatives = () if is_known else _in_simpler_families(search, families)
+    return Reduction(
+        search.best,
+        signature,
+        is_known,
+        search.tried,
+        tuple(search.others.values()),
+        uses,
+        is_fixpoint,
+        search.error_floor,
+        alternatives,
+    )
+
+
+def _in_simpler_families(search: _Search, families: Sequence[str]) -> tuple[str, ...]:
+    """Fine signatures of the reduced program in simpler families, where they differ from its own in the family alone."""
+    program, verdict, bench = search.best.program, search.best.verdict, search.bench
+    own = program.model.family
+    simpler = list(takewhile(lambda family: family != own, families)) if own in families else []
+    if any(setting != PLAIN_SETTING for setting in settings_of(program)):  # other families' noise is measured in the plain one
+        return ()
+    moved = [msgspec.structs.replace(program, model=Model(family)) for family in simpler]
+    found = []
+    for trial in search.run([other for other in moved if _is_program(other)]) if moved else []:
+        if trial.signature is None or (
+            trial.verdict.error is not None and not trial.verdict.error >= ERROR_FLOOR_TOLERANCES * trial.tolerance
+        ):
+            continue
+        there = fine_signature(bench.label, trial.program, trial.verdict)
+        if there == fine_signature(bench.label, trial.program, verdict):  # its own, but for the family
+            found.append(there)
+    return tuple(found)
 
 
 def _without_undocumented(search: _Search) -> tuple[str, ...]:
     """Replace uses outside the target's documentation by documented ones where the divergence stays; the uses that are left."""
     uses = undocumented_uses_of(search.best, search.bench)
     if uses == ("share-onto-nonempty",):
-        documented = search.bench.try_program(dropping_before_share(search.best.program))
-        search.tried += 1
+        (documented,) = search.run([dropping_before_share(search.best.program)])
         if search.keeps(documented) and not undocumented_uses_of(documented, search.bench):
             search.best = documented
             return ()

@@ -1,4 +1,4 @@
-"""Shards: a campaign's work in fixed pieces, each a pure function of the campaign's seed and the shard's number.
+"""Shards: a campaign's work in fixed pieces, each a pure function of the campaign's seed, the shard's number and what was known before.
 
 Rules
 - The same seed and number give the same programs in any process; no two shards of a campaign share a seed.
@@ -24,12 +24,22 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
 from ..spec.operations import operation_name
 from ..spec.programs import Program, program_text
-from ..store.campaigns import Noise
+from ..store.campaigns import Context, Noise
 from .generation import generate, model_for
 from .pair import open_bench
 from .trial import Bench, Trial, without_rows
 
 SHARD_PROGRAMS = 64
+
+
+class ShardTask(msgspec.Struct, frozen=True):
+    """Which shard: of which seed, with which number, how many of its programs, and what its programs are steered away from."""
+
+    seed: int
+    shard: int
+    families: tuple[str, ...]
+    count: int = SHARD_PROGRAMS
+    known: tuple[Context, ...] = ()
 
 
 class Divergent(msgspec.Struct, frozen=True):
@@ -72,16 +82,19 @@ def shard_model(seed: int, shard: int, families: Sequence[str]) -> Model:
     return model_for(_number(seed, shard, "model"), families[shard % len(families)])
 
 
-def shard_programs(seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS) -> list[Program]:
-    """The first `count` programs of a shard."""
+def shard_programs(
+    seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS, known: Sequence[Context] = ()
+) -> list[Program]:
+    """The first `count` programs of a shard; `known`: what they are steered away from, where it is of their family."""
     model = shard_model(seed, shard, families)
-    return [generate(_number(seed, shard, number), model) for number in range(count)]
+    avoided = [context.operations for context in known if context.family == model.family]
+    return [generate(_number(seed, shard, number), model, avoided) for number in range(count)]
 
 
-def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS) -> ShardResult:
+def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
     """Generate, run and judge a shard's programs."""
     started = perf_counter()
-    programs = shard_programs(seed, shard, families, count)
+    programs = shard_programs(task.seed, task.shard, task.families, task.count, task.known)
     generated = perf_counter()
     running, judging = bench.spent.running, bench.spent.judging
     trials = bench.try_programs(programs)
@@ -90,12 +103,12 @@ def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], coun
         for operation, step in zip(trial.program.operations, trial.run.steps if trial.run else (), strict=False):
             outcomes[operation_name(operation)][step.outcome.word] += 1
     return ShardResult(
-        shard,
+        task.shard,
         len(programs),
         sum(sum(counts.values()) for counts in outcomes.values()),
         {name: dict(counts) for name, counts in outcomes.items()},
         dict(Counter(trial.verdict.kind for trial in trials)),
-        tuple(Divergent(number, _light(trial)) for number, trial in enumerate(trials) if trial.verdict.is_divergence),
+        tuple(Divergent(number, light(trial)) for number, trial in enumerate(trials) if trial.verdict.is_divergence),
         tuple(
             (f"{trial.verdict.kind}: {trial.verdict.reason}", "; ".join(program_text(trial.program).splitlines()))
             for trial in trials
@@ -108,7 +121,7 @@ def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], coun
     )
 
 
-def _light(trial: Trial) -> Trial:
+def light(trial: Trial) -> Trial:
     """A trial without its output rows, which nobody needs again."""
     runs = [run and without_rows(run) for run in (trial.run, trial.other)]
     return msgspec.structs.replace(trial, run=runs[0], other=runs[1], truths=(), tolerances=())
@@ -157,8 +170,13 @@ def start_worker(target_name: str, against_name: str | None, inspect: bool, orac
     gc.freeze()
 
 
-def run_shard_in_worker(seed: int, shard: int, families: tuple[str, ...], count: int) -> bytes:
-    """A shard's result as MessagePack. Raises UnavailableError when the worker has no bench."""
+def worker_bench() -> Bench:
+    """The bench of this worker process. Raises UnavailableError when it has none."""
     if _why_none:
         raise UnavailableError(f"a worker process cannot use the target: {_why_none[0]}")
-    return msgspec.msgpack.encode(run_shard(_bench[0], seed, shard, families, count))
+    return _bench[0]
+
+
+def run_shard_in_worker(task: bytes) -> bytes:
+    """A ShardTask's result, both as MessagePack. Raises UnavailableError when the worker has no bench."""
+    return msgspec.msgpack.encode(run_shard(worker_bench(), msgspec.msgpack.decode(task, type=ShardTask)))

@@ -19,7 +19,7 @@ from time import perf_counter, process_time
 import msgspec
 
 from ..oracle.recompute import use_one_thread
-from .shards import run_shard, settled_heap, shard_model
+from .shards import ShardTask, run_shard, settled_heap, shard_model
 from .trial import Bench
 
 WARM_UP_SHARDS = 6
@@ -137,7 +137,7 @@ def measure(target_name: str, families: Sequence[str], seconds: float, seed: int
         for model in dict.fromkeys(shard_model(seed, shard, families) for shard in range(_MODEL_SHARDS)):
             bench.noise(model)
         for shard in range(WARM_UP_SHARDS):
-            run_shard(bench, _WARM_UP_SEED, shard, families)
+            run_shard(bench, ShardTask(_WARM_UP_SEED, shard, tuple(families)))
         with settled_heap():
             return _measured(bench, tuple(families), seconds, seed)
 
@@ -149,7 +149,7 @@ def _measured(bench: Bench, families: tuple[str, ...], seconds: float, seed: int
     _forget_peak()
     started, cpu_before = perf_counter(), _cpu_seconds(bench)
     for shard in count():
-        result = run_shard(bench, seed, shard, families)
+        result = run_shard(bench, ShardTask(seed, shard, families))
         programs += result.programs
         operations += result.operations
         divergent += len(result.divergent)

@@ -30,6 +30,23 @@ class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unjudged: float = 0.0
 
 
+class Context(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """What has to come together for a known divergence to show: a family, and operations beside `decode` (words of signatures, sorted)."""
+
+    family: str
+    operations: tuple[str, ...]
+
+
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From shard `first_shard` on the programs were steered away from these contexts (sorted), until the next entry.
+
+    With the seed it says which programs every shard had, also where time was the limit.
+    """
+
+    first_shard: int
+    contexts: tuple[Context, ...]
+
+
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a campaign did.
 
@@ -41,6 +58,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds_*       of wall time, summed over jobs
     against, against_version  the target that was the truth; None: the oracle was
     inspected       states (all rows of one sequence) that were compared; None: none was looked at
+    known           what was known when, in the order of the shards; before the first entry nothing was
     oracle          whose recompute was the truth where no other target was: our own, or the engine's
     """
 
@@ -67,6 +85,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against_version: str | None = None
     inspected: int | None = None
     oracle: Oracle = "own"
+    known: tuple[Known, ...] = ()
     format: int = FORMAT
 
 

@@ -46,6 +46,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log               the engine's last log lines (for a crash or a hang)
     answers           to the reduced program's operations that were reached
     against, against_version  the target that was the truth; None: the oracle was
+    alternatives      what the same program's divergence would be called in simpler families of the campaign, where it shows, too
     oracle            whose recompute that is: our own, or the engine's (a fresh session that is given the whole log at once)
     """
 
@@ -71,6 +72,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against: str | None = None
     against_version: str | None = None
     oracle: Oracle = "own"
+    alternatives: tuple[str, ...] = ()
     format: int = FORMAT
 
 

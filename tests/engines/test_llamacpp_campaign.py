@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from statedrift.fuzz import campaign as campaign_module
+from statedrift.fuzz import known as known_module
 from statedrift.fuzz.campaign import Settings, run_campaign
 from statedrift.spec.programs import parse_program, program_text
 from statedrift.store.campaigns import Campaign, read_campaign
@@ -34,7 +34,7 @@ SAYS_SO = {
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, Path]:
     folder = tmp_path_factory.mktemp("campaign") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign_module, "EXPLAINED_REDUCTIONS_MAX", 0)  # they look for more of the same kind, at a cost
+        patch.setattr(known_module, "EXPLAINED_REDUCTIONS_MAX", 0)  # they look for more of the same kind, at a cost
         return run_campaign(Settings("llamacpp", ("lfm2",), programs=PROGRAMS, seed=0, out=folder)), folder
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from statedrift.fuzz import campaign as campaigns
+from statedrift.fuzz import known as known_module
 from statedrift.fuzz.campaign import Settings, run_campaign
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.programs import program_text
@@ -23,7 +23,7 @@ OPERATIONS_MAX = 6
 @pytest.mark.parametrize("name", planted.FAULTS)
 def test_a_planted_fault_is_found_and_reduced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(campaigns, "EXPLAINED_REDUCTIONS_MAX", 2)  # one fault needs no search for others behind it
+    monkeypatch.setattr(known_module, "EXPLAINED_REDUCTIONS_MAX", 2)  # one fault needs no search for others behind it
     target, fault = planted.plant(name, tmp_path), planted.FAULTS[name]
     try:
         campaign = run_campaign(Settings(target, (fault.family,), programs=fault.programs))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ FOLDERS = [str(TESTS), str(TESTS / "fixtures")]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 from statedrift.fuzz import campaign as campaign_module  # noqa: E402
-from statedrift.fuzz.campaign import Progress, Settings, run_campaign  # noqa: E402
-from statedrift.fuzz.shards import shard_programs  # noqa: E402
+from statedrift.fuzz import known as known_module  # noqa: E402
+from statedrift.fuzz.campaign import Progress, Settings, round_shards, run_campaign  # noqa: E402
+from statedrift.fuzz.shards import SHARD_PROGRAMS, shard_programs  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
 from statedrift.spec.programs import program_text  # noqa: E402
 from statedrift.spec.verdicts import DIVERGENCE_KINDS  # noqa: E402
@@ -33,7 +35,7 @@ WORKERS_SECONDS = 120
 def _one_fault_is_reduced_twice() -> Iterator[None]:
     """The canary has one fault; many reductions of what it explains only take time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign_module, "EXPLAINED_REDUCTIONS_MAX", 2)
+        patch.setattr(known_module, "EXPLAINED_REDUCTIONS_MAX", 2)
         yield
 
 
@@ -96,6 +98,59 @@ def test_the_same_seed_gives_the_same_campaign_on_one_process_and_on_two(campaig
     again = run_campaign(Settings(CANARY, ("lfm2",), programs=100, seed=5, jobs=2))
     assert counts(again) == counts(campaign[0])
     assert {finding.signature for finding in again.findings} == {finding.signature for finding in campaign[0].findings}
+
+
+# --- rounds, and what is known between them ----------------------------------------------------------------------------------
+
+
+def test_rounds_grow_and_follow_each_other() -> None:
+    rounds = [round_shards(number) for number in range(6)]
+    assert [len(shards) for shards in rounds] == [1, 2, 4, 8, 8, 8]
+    assert [shard for shards in rounds for shard in shards] == list(range(31))
+
+
+@pytest.fixture(scope="module")
+def ten_faults() -> tuple[Campaign, Campaign]:
+    """Three rounds against an engine with ten faults, on one process and on two; its outputs, all zeros, are right for so large a tolerance."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(campaign_module.Bench, "noise", lambda bench, model: campaign_module.Noise(0.0, 1e9, 0))
+        one, two = (run_campaign(Settings("ten_faults:TARGET", ("mamba2", "lfm2"), programs=256, seed=3, jobs=jobs)) for jobs in (1, 2))
+    return one, two
+
+
+def as_found(campaign: Campaign) -> list[dict[str, object]]:
+    """Findings without the time of day and the clock."""
+    clocks = {"first_seen", "last_seen", "found_after_seconds"}
+    return [{name: getattr(one, name) for name in one.__struct_fields__ if name not in clocks} for one in campaign.findings]
+
+
+def test_one_process_and_two_find_reduce_and_count_the_same(ten_faults: tuple[Campaign, Campaign]) -> None:
+    one, two = ten_faults
+    assert len(one.findings) >= 6
+    assert as_found(one) == as_found(two)
+    assert counts(one) == counts(two)
+    assert one.account.known == two.account.known != ()
+
+
+def test_the_account_says_from_which_shard_on_what_was_known(ten_faults: tuple[Campaign, Campaign]) -> None:
+    known = ten_faults[0].account.known
+    assert [entry.first_shard for entry in known] == [1, 3]
+    for earlier, later in pairwise(known):
+        assert set(earlier.contexts) < set(later.contexts)
+    for entry in known:
+        assert entry.contexts == tuple(sorted(entry.contexts))
+    contexts = {(context.family, context.operations) for context in known[-1].contexts}
+    assert ("mamba2", ("rollback",)) in contexts
+    assert ("lfm2", ("rollback",)) in contexts
+
+
+def test_every_program_can_be_generated_anew_from_the_account(ten_faults: tuple[Campaign, Campaign]) -> None:
+    account = ten_faults[0].account
+    for finding in ten_faults[0].findings:
+        shard, number = divmod(finding.found_after_programs - 1, SHARD_PROGRAMS)
+        contexts = [entry.contexts for entry in account.known if entry.first_shard <= shard]
+        programs = shard_programs(3, shard, account.families, known=contexts[-1] if contexts else ())
+        assert finding.original == programs[number]
 
 
 def test_another_seed_gives_another_campaign(campaign: tuple[Campaign, Path]) -> None:

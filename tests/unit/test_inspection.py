@@ -388,7 +388,7 @@ def test_a_wrong_state_is_reduced_and_says_its_part() -> None:
 
 
 def test_a_campaign_counts_what_it_looked_at_and_finds_it_on_two_processes_as_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statedrift.fuzz.campaign.EXPLAINED_REDUCTIONS_MAX", 2)
+    monkeypatch.setattr("statedrift.fuzz.known.EXPLAINED_REDUCTIONS_MAX", 2)
     monkeypatch.setattr(Bench, "noise", lambda bench, model: Noise(0.0, 1e-4, 200, 0.0, 1e-4))
     one, two = (run_campaign(Settings("spoiling:SHARE", ("lfm2",), programs=80, jobs=jobs, inspect=True)) for jobs in (1, 2))
     (finding,) = one.findings

@@ -15,7 +15,7 @@ sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 from statedrift.cli.explaining import pair_step_lines  # noqa: E402
 from statedrift.cli.fuzzing import checked_settings  # noqa: E402
-from statedrift.fuzz import campaign as campaign_module  # noqa: E402
+from statedrift.fuzz import known as known_module  # noqa: E402
 from statedrift.fuzz.campaign import Settings, run_campaign  # noqa: E402
 from statedrift.fuzz.execution import Manner, Run, execute  # noqa: E402
 from statedrift.fuzz.pair import Names, Pair, common_capabilities, compare, open_bench, row_differences  # noqa: E402
@@ -337,7 +337,7 @@ def test_an_abort_in_this_process_agrees_with_a_death_in_a_child_process() -> No
 def _quick() -> Iterator[None]:
     """One fault is reduced twice, and no noise is measured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign_module, "EXPLAINED_REDUCTIONS_MAX", 2)
+        patch.setattr(known_module, "EXPLAINED_REDUCTIONS_MAX", 2)
         patch.setattr(Pair, "noise", lambda pair, model: Noise(0.0, 1e-4, 200))
         yield
 

@@ -2,19 +2,23 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec.structs import replace
 from statedrift.fuzz.generation import programs
 from statedrift.fuzz.reduction import candidates, cost, is_documented, reduce_trial
 from statedrift.fuzz.signatures import coarse_signature, fine_signature
 from statedrift.fuzz.trial import Bench, Trial
 from statedrift.oracle.recompute import use_one_thread
+from statedrift.spec.configuration import CACHE_KEYS, CacheConfiguration
+from statedrift.spec.errors import UsageError
 from statedrift.spec.models import Model
-from statedrift.spec.operations import operation_name
+from statedrift.spec.operations import AnyOperation, Decode, Drop, Item, Keep, Restore, Rollback, Save, operation_name
 from statedrift.spec.programs import Program, check_program, parse_program, program_text
-from statedrift.spec.verdicts import Verdict
+from statedrift.spec.verdicts import Verdict, VerdictKind
 from statedrift.store.campaigns import Noise
 
 FIXTURES = str(Path(__file__).parent.parent / "fixtures")
@@ -151,6 +155,112 @@ def test_every_smaller_program_is_told() -> None:
     assert told[-1] == reduction.program
 
 
+# --- the fixpoint ------------------------------------------------------------------------------------------------------------
+
+
+def lower(value: int, least: int = 0) -> list[int]:
+    return list(range(least, value))
+
+
+def smaller_items(item: Item) -> Iterator[Item]:
+    for count in lower(item.token_count, 1):
+        yield replace(item, token_count=count, tokens=item.tokens and item.tokens[:count])
+    for salt in lower(item.salt):
+        yield replace(item, salt=salt)
+    if item.tokens is not None:
+        yield Item(item.sequences, item.token_count)
+        for place, token in enumerate(item.tokens):
+            yield from (replace(item, tokens=(*item.tokens[:place], other, *item.tokens[place + 1 :])) for other in lower(token))
+    for sequence in item.sequences if len(item.sequences) > 1 else ():
+        yield replace(item, sequences=tuple(other for other in item.sequences if other != sequence))
+
+
+def single_steps(program: Program) -> Iterator[Program]:
+    """Every way to make one thing of a program smaller, written down apart from the reducer."""
+    operations = program.operations
+    for first, last in combinations(range(len(operations) + 1), 2):
+        yield replace(program, operations=operations[:first] + operations[last:])
+    for index, operation in enumerate(operations):
+        others: list[AnyOperation] = []
+        if isinstance(operation, Decode):
+            for place, item in enumerate(operation.items):
+                before, after = operation.items[:place], operation.items[place + 1 :]
+                others += [replace(operation, items=before + after)] if before or after else []
+                others += [replace(operation, items=(*before, other, *after)) for other in smaller_items(item)]
+        if isinstance(operation, Rollback):
+            others += [replace(operation, token_count=count) for count in lower(operation.token_count, 1)]
+        if isinstance(operation, Rollback | Drop | Keep | Save | Restore):
+            others += [replace(operation, sequence=sequence) for sequence in lower(operation.sequence)]
+        yield from (replace(program, operations=(*operations[:index], other, *operations[index + 1 :])) for other in others)
+    default = CacheConfiguration()
+    for key in CACHE_KEYS:
+        value, simplest = getattr(program.cache, key), getattr(default, key)
+        between = range(min(value, simplest), max(value, simplest) + 1) if isinstance(value, int) else (simplest,)
+        yield from (replace(program, cache=replace(program.cache, **{key: other})) for other in between if other != value)
+    yield from (replace(program, model=replace(program.model, seed=seed)) for seed in lower(program.model.seed))
+    for name in program.model.dimensions:
+        yield replace(program, model=replace(program.model, dimensions=tuple(one for one in program.model.dimensions if one != name)))
+
+
+def is_valid(program: Program) -> bool:
+    try:
+        check_program(program)
+    except UsageError:
+        return False
+    return True
+
+
+FIXPOINTS = [
+    ("faulty:ROLLBACK", LONG),
+    ("faulty:RESTORE_AND_ROLLBACK", "model lfm2 seed=1; cache n_rs_seq=5; decode 1:9 0:3; save 1 blob; decode 1:[7,5]; restore blob 3; keep 3; decode 3:2/7"),
+    ("faulty:LONG_ROLLBACK", "model lfm2 seed=0; cache n_rs_seq=7 n_ubatch=16; decode 0:9; decode 0:8/3; rollback 0 6; decode 0:[3,4]"),
+    ("faulty:KEEP_AND_ROLLBACK", "model lfm2 seed=0; decode 0:4; drop 3; keep 2; decode 2:1"),
+    ("faulty:CLEAR_ABORTS", "model lfm2 seed=0; cache n_ubatch=8 unified=1; decode 2:9 1:3; clear; decode 0:5; save 0 a; clear; decode 0:1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "text"), FIXPOINTS)
+def test_no_single_step_makes_a_reduced_program_smaller(target: str, text: str) -> None:
+    with open_bench(target) as bench:
+        reduction = reduce_trial(bench.try_program(parse_program(text)), bench, seconds_max=None)
+        steps = [program for program in single_steps(reduction.program) if is_valid(program) and cost(program) < cost(reduction.program)]
+        trials = bench.try_programs(steps)
+    assert reduction.is_fixpoint
+    same = [trial for trial in trials if trial.signature == reduction.trial.signature]
+    assert [body(trial.program) for trial in same if trial.verdict.error is None or trial.verdict.error >= reduction.error_floor] == []
+
+
+def test_a_limit_of_trials_ends_the_search_and_is_said() -> None:
+    with open_bench("faulty:ROLLBACK") as bench:
+        start = bench.try_program(parse_program(LONG))
+        few, again = (reduce_trial(start, bench, seconds_max=None, trials_max=30) for _ in range(2))
+    assert not few.is_fixpoint
+    assert 30 <= few.tried < 50
+    assert (few.program, few.tried) == (again.program, again.tried)
+
+
+def test_a_hang_is_reduced_and_costs_more_than_an_answer() -> None:
+    bench = StubBench("keep", "hang")
+    start = bench.try_program(parse_program("model lfm2 seed=0; decode 0:4 1:2; rollback 0 1; share 0 1; keep 1"))
+    whole = reduce_trial(start, bench)  # type: ignore[arg-type]
+    assert body(whole.program) == "model lfm2 seed=0; keep 0"
+    few = reduce_trial(start, bench, seconds_max=None, trials_max=300)  # type: ignore[arg-type]
+    assert not few.is_fixpoint
+    assert few.tried < whole.tried
+
+
+def test_the_same_divergence_in_a_simpler_family_is_an_alternative_key() -> None:
+    text = "model mamba2 seed=1; decode 0:5; rollback 0 2; decode 0:1"
+    with open_bench("faulty:ROLLBACK") as bench:
+        bench.set_noise({Model("mamba2", seed): Noise(0.0, 1e-4, 0) for seed in (0, 1)})
+        start = bench.try_program(parse_program(text))
+        reduction = reduce_trial(start, bench, families=("lfm2", "mamba2", "jamba"))
+        alone = reduce_trial(start, bench, families=("mamba2", "lfm2"))
+    assert reduction.program.model == Model("mamba2")
+    assert reduction.alternatives == ("faulty:ROLLBACK/lfm2 wrong-output at decode (self) after decode+rollback",)
+    assert alone.alternatives == ()
+
+
 # --- uses outside the target's documentation ---------------------------------------------------------------------------------
 
 ONTO = "model lfm2 seed=0; decode 0:4 1:3; share 0 1; decode 1:2"
@@ -183,8 +293,9 @@ class StubBench:
     target_name = label = "stub"
     against_name = None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kind: VerdictKind = "bad-refusal") -> None:
         self.name = name
+        self.kind = kind
         self.tried: list[Program] = []
 
     def try_program(self, program: Program) -> Trial:
@@ -198,7 +309,7 @@ class StubBench:
         indices = [index for index, operation in enumerate(program.operations) if operation_name(operation) == self.name]
         if self.name and not indices:
             return Trial(program, None, Verdict("ok"), None, 0.0)
-        verdict = Verdict("bad-refusal", indices[0] if self.name else None)
+        verdict = Verdict(self.kind, indices[0] if self.name else None)
         return Trial(program, None, verdict, coarse_signature("stub", program, verdict), 0.0)
 
 

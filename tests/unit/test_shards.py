@@ -1,7 +1,7 @@
 """Shards: the work of a campaign, cut so that it is the same on one process and on many."""
 
 import msgspec
-from statedrift.fuzz.shards import SHARD_PROGRAMS, ShardResult, run_shard, shard_model, shard_programs
+from statedrift.fuzz.shards import SHARD_PROGRAMS, ShardResult, ShardTask, run_shard, shard_model, shard_programs
 from statedrift.fuzz.trial import Bench
 from statedrift.oracle.recompute import use_one_thread
 from statedrift.spec.models import Model
@@ -52,7 +52,7 @@ def test_both_models_of_a_family_have_shards() -> None:
 
 
 def test_the_result_counts_what_was_run() -> None:
-    result = run_shard(canary_bench(), 0, 0, ("lfm2",), 40)
+    result = run_shard(canary_bench(), ShardTask(0, 0, ("lfm2",), 40))
     assert result.programs == sum(result.verdicts.values()) == 40
     assert result.operations == sum(count for counts in result.outcomes.values() for count in counts.values())
     assert len(result.divergent) == sum(count for kind, count in result.verdicts.items() if kind != "ok")
@@ -64,6 +64,6 @@ def test_the_result_counts_what_was_run() -> None:
 
 
 def test_a_result_crosses_processes_unchanged() -> None:
-    result = run_shard(canary_bench(), 0, 0, ("lfm2",), 40)
+    result = run_shard(canary_bench(), ShardTask(0, 0, ("lfm2",), 40))
     assert result.divergent
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=ShardResult) == result

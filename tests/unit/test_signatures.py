@@ -58,6 +58,10 @@ def test_signatures_are_those_of_the_golden_file() -> None:
     assert golden_text() == GOLDEN.read_text()
 
 
+def test_the_golden_file_has_every_kind() -> None:
+    assert {verdict.kind for _, verdict in CASES} == set(DIVERGENCE_KINDS)
+
+
 def without_names(signature: str) -> str:
     """Names of families have digits of their own."""
     return re.sub(r"^engine/[a-z0-9]+ ", "", signature)

@@ -1,0 +1,140 @@
+"""What a campaign knows: its findings, and the divergences that wait to be reduced.
+
+Rules
+- A program counts for one finding: the one that it was reduced to, until then one that may explain it.
+- What nothing explains is reduced first, the smallest first; what a finding may explain gets a share, for two faults can wear one coat.
+- Every choice here is a pure function of what came in, in its order: no clock, no number of processes.
+"""
+
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+
+import msgspec
+
+from ..spec.programs import Program
+from ..spec.verdicts import Verdict
+from ..store.campaigns import Context
+from ..store.findings import Finding
+from .signatures import enabling_name, enabling_operations
+from .trial import Trial
+
+EXPLAINED_REDUCTIONS_MAX = 24
+"""Reductions, for each coarse signature, of divergences that a known finding may explain."""
+EXPLAINED_AT_ONCE = 4
+"""Of them, how many are reduced without waiting for what became of the others."""
+WAITING_MAX = 200
+"""Divergences, for each coarse signature, that wait for their reduction."""
+
+
+class Waiting(msgspec.Struct):
+    """A divergence that waits for its reduction.
+
+    is_generated  a program of the campaign; False for one that was met while another was reduced
+    counted       the finding (fine signature) that it counts for
+    """
+
+    program_number: int
+    seconds: float
+    trial: Trial
+    enabling: frozenset[str]
+    is_generated: bool = True
+    counted: str | None = None
+
+    @property
+    def coarse(self) -> str:
+        """Its coarse signature: it diverged, so that it has one."""
+        assert self.trial.signature is not None
+        return self.trial.signature
+
+
+def context_of(program: Program, verdict: Verdict) -> Context | None:
+    """What has to come together for a reduced program's divergence; None when decodes are enough, which no program can do without."""
+    words = set(enabling_operations(program, verdict))
+    index = verdict.operation_index
+    if index is not None and index < len(program.operations):
+        words.add(enabling_name(program.operations[index]))
+    words.discard("decode")
+    return Context(program.model.family, tuple(sorted(words))) if words else None
+
+
+class Findings:
+    """What is known, and what waits."""
+
+    def __init__(self) -> None:
+        self.by_signature: dict[str, Finding] = {}
+        self.enabling: dict[str, list[tuple[frozenset[str], str]]] = defaultdict(list)  # coarse -> (operations, fine)
+        self.waiting: dict[str, list[Waiting]] = defaultdict(list)
+        self.explained_reductions: Counter[str] = Counter()
+
+    def explanation(self, coarse: str, enabling: frozenset[str]) -> str | None:
+        """A known finding whose operations are all in the program."""
+        return next((fine for known, fine in self.enabling[coarse] if known <= enabling), None)
+
+    def known(self, coarse: str) -> frozenset[str]:
+        """The fine signatures of the findings with this coarse one."""
+        return frozenset(fine for _, fine in self.enabling[coarse])
+
+    def contexts(self) -> tuple[Context, ...]:
+        """What programs may be steered away from, sorted."""
+        found = {context_of(finding.program, finding.verdict) for finding in self.by_signature.values()}
+        return tuple(sorted(context for context in found if context is not None))
+
+    def add_divergent(self, waiting: Waiting) -> None:
+        """Count a divergence for a finding that may explain it, and let it wait for its turn."""
+        explained = self.explanation(waiting.coarse, waiting.enabling)
+        if explained is not None:
+            self.count(waiting, explained)
+        if len(self.waiting[waiting.coarse]) < WAITING_MAX:
+            self.waiting[waiting.coarse].append(waiting)
+
+    def count(self, waiting: Waiting, fine: str) -> None:
+        """The program is one of that finding's."""
+        if not waiting.is_generated or waiting.counted == fine:
+            return
+        self.discount(waiting)
+        finding = self.by_signature[fine]
+        self.by_signature[fine] = msgspec.structs.replace(finding, seen=finding.seen + 1, last_seen=now())
+        waiting.counted = fine
+
+    def discount(self, waiting: Waiting) -> None:
+        """It was not that finding after all."""
+        if waiting.counted is not None:
+            finding = self.by_signature[waiting.counted]
+            self.by_signature[waiting.counted] = msgspec.structs.replace(finding, seen=finding.seen - 1)
+
+    def next_wave(self, with_explained: bool, most: int) -> list[Waiting]:
+        """At most `most` divergences to reduce next, none of which needs to know what becomes of another.
+
+        For each coarse signature the smallest that nothing explains; when there is none (and it is asked for) some that may hide another fault.
+        """
+        ranked: list[tuple[int, str, int]] = []
+        for explained in (False, True) if with_explained else (False,):
+            for coarse in sorted(self.waiting):
+                left = EXPLAINED_REDUCTIONS_MAX - self.explained_reductions[coarse]
+                sizes = [
+                    (len(entry.trial.program.operations), coarse, place)
+                    for place, entry in enumerate(self.waiting[coarse])
+                    if (self.explanation(coarse, entry.enabling) is not None) == explained
+                ]
+                ranked += sorted(sizes)[: max(0, min(EXPLAINED_AT_ONCE, left)) if explained else 1]
+            if ranked:
+                break
+        wave = sorted(ranked)[:most]
+        entries = [self.waiting[coarse][place] for _, coarse, place in wave]
+        for _, coarse, place in sorted(wave, reverse=True, key=lambda entry: entry[2]):
+            if self.explanation(coarse, self.waiting[coarse].pop(place).enabling) is not None:
+                self.explained_reductions[coarse] += 1
+        return entries
+
+    def add_finding(self, coarse: str, finding: Finding, enabling: frozenset[str]) -> None:
+        """A new finding; programs that wait without an explanation and have all its operations count for it."""
+        self.by_signature[finding.signature] = finding
+        self.enabling[coarse].append((enabling, finding.signature))
+        for waiting in self.waiting[coarse]:
+            if waiting.counted is None and enabling <= waiting.enabling:
+                self.count(waiting, finding.signature)
+
+
+def now() -> str:
+    """The time as findings and accounts write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
