@@ -28,6 +28,7 @@ from ..spec.models import Model
 from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
 from .pair import open_bench
+from .reach import Atlas
 from .reduction import Reduction, reduce_trial
 from .reproduction import reproduction_script
 from .shards import (
@@ -189,6 +190,7 @@ class _Campaign:
         self.programs = self.operations = self.inspected = 0
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.verdicts: Counter[str] = Counter()
+        self.atlas = Atlas()
         self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
         self.last_finding_seconds: float | None = None
         self.phase = "noise"
@@ -272,6 +274,7 @@ class _Campaign:
         for name, counts in result.outcomes.items():
             self.outcomes[name].update(counts)
         self.verdicts.update(result.verdicts)
+        self.atlas.add(result.reached)
         self.seconds_generating += result.seconds_generating
         self.seconds_running += result.seconds_running
         self.seconds_judging += result.seconds_judging
@@ -392,6 +395,7 @@ class _Campaign:
             against_version=self.bench.against_version,
             inspected=self.inspected if self.settings.inspect else None,
             oracle=self.settings.oracle,
+            reach=self.atlas.reach(),
         )
 
     def run(self) -> Campaign:

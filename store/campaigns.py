@@ -30,6 +30,17 @@ class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unjudged: float = 0.0
 
 
+class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the programs of a campaign reached, as cells of tables.
+
+    cells        table -> cell -> how often; 0: the target could have been brought there, and was not
+    not_offered  operations that no session of the target offers
+    """
+
+    cells: dict[str, dict[str, int]]
+    not_offered: tuple[str, ...] = ()
+
+
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a campaign did.
 
@@ -42,6 +53,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against, against_version  the target that was the truth; None: the oracle was
     inspected       states (all rows of one sequence) that were compared; None: none was looked at
     oracle          whose recompute was the truth where no other target was: our own, or the engine's
+    reach           None: not counted (an account of an older version)
     """
 
     target: str
@@ -67,6 +79,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against_version: str | None = None
     inspected: int | None = None
     oracle: Oracle = "own"
+    reach: Reach | None = None
     format: int = FORMAT
 
 
