@@ -69,8 +69,8 @@ _SKIPPED, _UNDECLARED = _WORD_OF["skipped"], _WORD_OF[UNDECLARED]
 _ONTO, _ANOTHER = _KINDS, _KINDS + 1
 ROLES = (*OPERATION_NAMES, "share onto", "keep another")
 """What an operation may be to a sequence; `share` is a share from it, `keep` keeps it."""
-_PENDING, _SHARED_BY_TWO, _SHARED_BY_MORE, _MOVED = range(4)
-STATE_TABLES = ("pending", "shared by two", "shared by more", "moved")
+_PENDING, _SHARED_BY_2, _SHARED_BY_MORE, _MOVED = range(4)
+STATE_TABLES = ("pending", "shared by 2", "shared by 3+", "moved")
 
 TABLES = ("answers", "edges", *STATE_TABLES, "pairs")
 """Names of the tables, what is most telling first."""
@@ -84,6 +84,7 @@ _REFUSALS: dict[str, tuple[str, ...]] = {
     "remove": ("recurrent",),
     "share": ("partial_share",),
     "restore": (),
+    "restore_all": ("save_all",),
 }
 """Operations whose refusal the contract demands somewhere, or leaves to the target; where one of the abilities is there, if any is named."""
 
@@ -134,7 +135,7 @@ _ABILITIES = (
 
 
 def _pair(before: str, name: str) -> str:
-    return f"{before}, then {name}"
+    return f"{name} after {before}"
 
 
 def _impossible_pairs() -> frozenset[str]:
@@ -163,7 +164,7 @@ def cells(abilities: frozenset[str]) -> dict[str, tuple[str, ...]]:
     refusals = [name for name, needs in _REFUSALS.items() if not needs or abilities & set(needs)]
     answers = [f"{name} accepted" for name in offered] + [f"{name} refused" for name in refusals]
     answers += ["cancel cancelled"] if "cancel" in offered else []
-    roles = [role for role in ROLES if role.split()[0] in offered and role != "damage"]
+    roles = [role for name in offered if name != "damage" for role in ROLES if role.split()[0] == name]
     pairs = [_pair(before, name) for before in (FIRST, *offered) for name in offered]
     return {
         "answers": tuple(answers),
@@ -432,7 +433,7 @@ class _Walk:
             self.states[place + _MOVED] += 1
         degree = self.state.count(self.state[sequence])
         if degree > 1:
-            self.states[place + (_SHARED_BY_TWO if degree == 2 else _SHARED_BY_MORE)] += 1
+            self.states[place + (_SHARED_BY_2 if degree == 2 else _SHARED_BY_MORE)] += 1
 
     def meet_all(self, kind: int) -> None:
         """Count an operation that names no sequence."""

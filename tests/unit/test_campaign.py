@@ -45,7 +45,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, Path]:
 def counts(campaign: Campaign) -> dict[str, object]:
     """What may not depend on how many processes took part."""
     account = campaign.account
-    return {name: getattr(account, name) for name in ("programs", "operations", "outcomes", "verdicts", "noise", "could_not_test")}
+    return {name: getattr(account, name) for name in ("programs", "operations", "outcomes", "verdicts", "noise", "could_not_test", "reach")}
 
 
 def test_the_canary_is_found_reduced_and_reproduced(campaign: tuple[Campaign, Path]) -> None:
@@ -68,6 +68,9 @@ def test_the_account_adds_up(campaign: tuple[Campaign, Path]) -> None:
     assert account.complete
     assert account.programs == 100 == sum(account.verdicts.values())
     assert account.operations == sum(count for words in account.outcomes.values() for count in words.values())
+    assert account.reach is not None
+    assert account.reach.cells["answers"]["decode accepted"] == account.outcomes["decode"]["accepted"]
+    assert account.reach.cells["pairs"]["decode after rollback"] > 0
     assert account.noise["lfm2"].tolerance >= 1e-5
     assert account.seconds_running > 0
 

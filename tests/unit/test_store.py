@@ -77,6 +77,15 @@ def test_a_campaign_without_findings_is_read_back(tmp_path: Path) -> None:
     assert read_campaign(tmp_path) == Campaign(ACCOUNT, ())
 
 
+def test_an_account_of_a_version_that_counted_no_reach_is_read(tmp_path: Path) -> None:
+    write_account(tmp_path, ACCOUNT)
+    path = tmp_path / "campaign.json"
+    older = msgspec.json.decode(path.read_bytes())
+    del older["reach"]
+    path.write_bytes(msgspec.json.encode(older))
+    assert read_campaign(tmp_path).account.reach is None
+
+
 def test_findings_are_read_in_the_order_in_which_they_were_found(tmp_path: Path) -> None:
     write_campaign(tmp_path)
     earlier = msgspec.structs.replace(
