@@ -5,6 +5,7 @@ Rules
 - Fuzzing and reducing share the time: reduction never takes more than half of it while fuzzing goes on.
 - Divergences that no known finding explains are reduced first; the others still get a share, for two faults can wear one coat.
 - A family that cannot be tested is said, not left out in silence.
+- It watches itself: a canary that fails now and then has to be found (fuzz/canary_watch.py).
 """
 
 import contextlib
@@ -25,8 +26,9 @@ import msgspec
 from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
-from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare_folder, write_account
+from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Canary, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
+from .canary_watch import CanaryWatch
 from .pair import open_bench
 from .reach import Atlas
 from .reduction import Reduction, reduce_trial
@@ -191,6 +193,7 @@ class _Campaign:
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.verdicts: Counter[str] = Counter()
         self.atlas = Atlas()
+        self.canary = Canary()
         self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
         self.last_finding_seconds: float | None = None
         self.phase = "noise"
@@ -278,6 +281,11 @@ class _Campaign:
         self.seconds_generating += result.seconds_generating
         self.seconds_running += result.seconds_running
         self.seconds_judging += result.seconds_judging
+
+    def watch(self, watching: CanaryWatch, result: ShardResult) -> None:
+        """Try what the shard is on the canary, when it is its turn."""
+        canary = watching.watch(self.settings.seed, result.shard, result.programs)
+        self.canary = Canary(self.canary.programs + canary.programs, self.canary.seen + canary.seen, self.canary.why_not or canary.why_not)
 
     def waiting(self, divergent: Divergent) -> _Waiting:
         trial = divergent.trial
@@ -396,17 +404,22 @@ class _Campaign:
             inspected=self.inspected if self.settings.inspect else None,
             oracle=self.settings.oracle,
             reach=self.atlas.reach(),
+            canary=self.canary,
         )
 
     def run(self) -> Campaign:
         complete = False
         try:
             families = self.measure()
+            watching = CanaryWatch(self.bench, families)
+            if families:
+                watching.watch(self.settings.seed, 0, WARM_UP_PROGRAMS)  # compiling is not taken from the budget
             self.started = monotonic()  # the budget is for fuzzing
             self.phase = "fuzzing"
             if families:
                 for result in self.shards(families):
                     self.merge(result)
+                    self.watch(watching, result)
                     self.tell()
                     self.reduce_within_share()
                 self.reduce_the_rest()

@@ -26,7 +26,7 @@ from ..spec.operations import (
 )  # fmt: skip
 from ..spec.programs import Program, cache_text, operation_text
 from ..spec.verdicts import DIVERGENCE_KINDS, Verdict
-from ..store.campaigns import Account, Campaign, Reach
+from ..store.campaigns import Account, Campaign, Canary, Reach, is_silent
 from ..store.findings import Answer, Finding
 
 WIDTH = 100
@@ -340,6 +340,17 @@ def reach_line(reach: Reach) -> str:
     return line
 
 
+def canary_words(canary: Canary) -> str:
+    """How often the target that is wrong on purpose was seen to be."""
+    if canary.why_not and not canary.programs:
+        return f"could not be tried: {canary.why_not}"
+    if canary.seen:
+        return f"seen {plural(canary.seen, 'time')} in {plural(canary.programs, 'program')}"
+    if is_silent(canary):
+        return f"silent in {plural(canary.programs, 'program')}, about one in a hundred of which shows a planted fault"
+    return f"not seen in {plural(canary.programs, 'program')}, too few to mean anything"
+
+
 def _noise_lines(account: Account) -> list[str]:
     rows = [["family", "noise floor", "tolerance", "logs measured"]]
     rows += [[family, f"{noise.floor:.2g}", f"{noise.tolerance:.2g}", f"{noise.log_count:,}"] for family, noise in account.noise.items()]
@@ -397,6 +408,8 @@ def account_text(account: Account) -> str:
     lines.append(f"unknown      {account.verdicts.get('unknown', 0):,}")
     if account.reach is not None and account.programs:
         lines.append(reach_line(account.reach))
+    if account.canary is not None and account.programs:
+        lines += wrapped("canary       " + canary_words(account.canary), " " * 13)
     lines.append(_time_line(account))
     for table in (_operation_lines(account), _noise_lines(account)):
         if table:
@@ -410,6 +423,11 @@ def account_text(account: Account) -> str:
         gaps += wrapped(f"not judged: {reason}", "  ") + wrapped(f"  {text}", "    ")
     for family, reason in account.could_not_test.items():
         gaps += wrapped(f"could not test {family}: {reason.removeprefix('could not test: ')}", "  ")
+    if is_silent(account.canary):
+        gaps += wrapped(
+            "could not test: the canary, a target that is wrong on purpose, stayed silent; programs or their judgement are blind here, and "
+            "that nothing was found means nothing (`statedrift doctor` looks closer)", "  "
+        )  # fmt: skip
     return "\n".join([*lines, *([""] if gaps else []), *gaps]) + "\n"
 
 
@@ -426,7 +444,8 @@ def verdict_sentence(campaign: Campaign) -> str:
 
 
 def _could_not_test(account: Account) -> str:
-    return f"; could not test {', '.join(account.could_not_test)}" if account.could_not_test else ""
+    silent = "; could not test: the canary stayed silent" if is_silent(account.canary) else ""
+    return (f"; could not test {', '.join(account.could_not_test)}" if account.could_not_test else "") + silent
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

@@ -41,6 +41,27 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_offered: tuple[str, ...] = ()
 
 
+class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the campaign's own eyes were watched: programs tried on a target that is wrong on purpose, and how many of them showed it.
+
+    why_not  why they could not be tried
+    """
+
+    programs: int = 0
+    seen: int = 0
+    why_not: str = ""
+
+
+CANARY_RATE = 0.009
+"""Share of generated programs that show the canary's fault; measured 0.0092 and more (tests/quality/test_canary_rate.py)."""
+SILENCE_PROBABILITY_MAX = 1e-6
+
+
+def is_silent(canary: Canary | None) -> bool:
+    """Whether the canary was never seen in so many programs that a generator and a judge that work would have."""
+    return canary is not None and not canary.seen and (1 - CANARY_RATE) ** canary.programs < SILENCE_PROBABILITY_MAX
+
+
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a campaign did.
 
@@ -54,6 +75,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inspected       states (all rows of one sequence) that were compared; None: none was looked at
     oracle          whose recompute was the truth where no other target was: our own, or the engine's
     reach           None: not counted (an account of an older version)
+    canary          None: not watched (an account of an older version)
     """
 
     target: str
@@ -80,6 +102,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inspected: int | None = None
     oracle: Oracle = "own"
     reach: Reach | None = None
+    canary: Canary | None = None
     format: int = FORMAT
 
 

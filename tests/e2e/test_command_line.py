@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from statedrift.spec.programs import parse_program, program_id
 
-CANARY = "statedrift.fuzz.canary:TARGET"
+CANARY = "statedrift.fuzz.canary:FREQUENT"
 ROLLED_BACK = "model lfm2 seed=0; decode 0:10; decode 0:4; rollback 0 2; decode 0:1/1"
 
 

@@ -23,7 +23,7 @@ from statedrift.spec.programs import program_text  # noqa: E402
 from statedrift.spec.verdicts import DIVERGENCE_KINDS  # noqa: E402
 from statedrift.store.campaigns import Campaign, read_campaign  # noqa: E402
 
-CANARY = "statedrift.fuzz.canary:TARGET"
+CANARY = "statedrift.fuzz.canary:FREQUENT"
 WORKERS_SECONDS = 120
 
 
