@@ -53,7 +53,8 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 CANARY_RATE = 0.009
-"""Share of generated programs that show the canary's fault, at least; measured 0.0091 (mamba2) and 0.0094 (lfm2) over 3,200 each (tests/quality/test_canary_rate.py)."""
+"""At least this share of generated programs shows the canary's fault; measured over 3,200 programs each: 0.0091 (mamba2), 0.0094 (lfm2);
+tests/quality/test_canary_rate.py."""
 SILENCE_PROBABILITY_MAX = 1e-6
 
 
