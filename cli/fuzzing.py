@@ -15,7 +15,7 @@ from ..fuzz.truth import ORACLES
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
-from ..store.campaigns import Campaign
+from ..store.campaigns import Campaign, is_silent
 from ..store.findings import Oracle
 from ..targets.registry import load_target
 from . import failures
@@ -105,12 +105,12 @@ def _offered_by_both(target: str, offered: Sequence[str], against: str, families
 
 
 def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
-    """1 when a divergence counts, else 2 when something could not be tested or nothing was judged, else 0."""
+    """1 when a divergence counts, else 2 when something could not be tested, nothing was judged or the canary was silent, else 0."""
     account = campaign.account
     if any(finding.documented or undocumented for finding in campaign.findings):
         return failures.DIVERGENCE
     faults = account.verdicts.get("harness-error", 0)
     judged = account.programs - account.verdicts.get("unknown", 0) - faults
-    if account.could_not_test or faults or judged <= 0:
+    if account.could_not_test or faults or judged <= 0 or is_silent(account.canary):
         return failures.COULD_NOT_TEST
     return failures.OK

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..reports.reach import reach_text
 from ..reports.terminal import campaign_text
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_id
@@ -29,7 +30,7 @@ def report_command(folder: Path, csv: Path | None, parquet: Path | None) -> int:
         check_place(option, path)
     campaign = _campaign(folder)
     if csv is None and parquet is None:
-        say(summary_text(campaign, folder))
+        say(summary_text(campaign, folder, reach_text(campaign.account)))
         return failures.OK
     from ..reports.frames import csv_text, findings_frame, write_csv, write_parquet
 
@@ -67,9 +68,9 @@ def _campaign(folder: Path) -> Campaign:
         raise UnavailableError(str(error)) from error
 
 
-def summary_text(campaign: Campaign, folder: Path | None) -> str:
-    """The campaign as text; its replay commands use ids where `folder` makes them known, else the programs' text."""
-    return campaign_text(campaign, _replay_of(folder), _script_of(folder))
+def summary_text(campaign: Campaign, folder: Path | None, details: str = "") -> str:
+    """The campaign as text, with `details` after the account; its replay commands use ids where `folder` makes them known, else the programs' text."""
+    return campaign_text(campaign, _replay_of(folder), _script_of(folder), details)
 
 
 def _given(program: Program, folder: Path | None) -> Given:

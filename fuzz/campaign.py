@@ -7,6 +7,7 @@ Rules
   With a budget of seconds time cuts, too; the account says what was known when.
 - Fuzzing and reducing share the time: reduction never takes more than half of it while fuzzing goes on.
 - A family that cannot be tested is said, not left out in silence.
+- It watches itself: a canary that fails now and then has to be found (fuzz/canary_watch.py).
 """
 
 import contextlib
@@ -24,10 +25,12 @@ from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import FAMILIES
 from ..spec.models import Model
-from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Known, Noise, prepare_folder, write_account
+from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Canary, Known, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
+from .canary_watch import CanaryWatch
 from .known import Findings, Waiting, now
 from .pair import open_bench
+from .reach import Atlas
 from .reproduction import reproduction_script
 from .shards import SHARD_PROGRAMS, Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
 from .signatures import enabling_operations
@@ -108,6 +111,8 @@ class _Campaign:
         self.programs = self.operations = self.inspected = 0
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.verdicts: Counter[str] = Counter()
+        self.atlas = Atlas()
+        self.canary = Canary()
         self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
         self.last_finding_seconds: float | None = None
         self.phase = "noise"
@@ -155,7 +160,7 @@ class _Campaign:
         noise = msgspec.json.encode(list(self.models.items()))
         return open_pool(settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise)
 
-    def rounds(self, workers: Workers, families: tuple[str, ...]) -> None:
+    def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
         """Round after round until the budget is spent, and what is left to reduce."""
         for number in count():
             shards = round_shards(number)
@@ -165,6 +170,7 @@ class _Campaign:
             for result in workers.shards(self.round_tasks(shards, families)):
                 self.end_if_asked()
                 self.merge(result)
+                self.watch(watching, result)
                 self.tell()
             self.reduce_within_share(workers)
         self.reduce_the_rest(workers)
@@ -195,9 +201,15 @@ class _Campaign:
         for name, counts in result.outcomes.items():
             self.outcomes[name].update(counts)
         self.verdicts.update(result.verdicts)
+        self.atlas.add(result.reached)
         self.seconds_generating += result.seconds_generating
         self.seconds_running += result.seconds_running
         self.seconds_judging += result.seconds_judging
+
+    def watch(self, watching: CanaryWatch, result: ShardResult) -> None:
+        """Try what the shard is on the canary, when it is its turn."""
+        canary = watching.watch(self.settings.seed, result.shard, result.programs)
+        self.canary = Canary(self.canary.programs + canary.programs, self.canary.seen + canary.seen, self.canary.why_not or canary.why_not)
 
     def waiting(self, divergent: Divergent) -> Waiting:
         trial = divergent.trial
@@ -334,6 +346,8 @@ class _Campaign:
             inspected=self.inspected if self.settings.inspect else None,
             oracle=self.settings.oracle,
             known=tuple(self.known),
+            reach=self.atlas.reach(),
+            canary=self.canary,
         )
 
     def end_if_asked(self) -> None:
@@ -345,11 +359,14 @@ class _Campaign:
         complete = False
         try:
             families = self.measure()
+            watching = CanaryWatch(self.bench, families)
+            if families:
+                watching.watch(self.settings.seed, 0, WARM_UP_PROGRAMS)  # compiling is not taken from the budget
             self.started = monotonic()  # the budget is for fuzzing
             self.phase = "fuzzing"
             if families:
                 with self.workers() as workers:
-                    self.rounds(workers, families)
+                    self.rounds(workers, families, watching)
             complete = True
         except KeyboardInterrupt:
             pass  # the summary of what was done is still the answer

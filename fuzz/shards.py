@@ -11,7 +11,7 @@ import contextlib
 import gc
 import hashlib
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing import parent_process
 from threading import Thread
@@ -22,11 +22,11 @@ import msgspec
 from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
-from ..spec.operations import operation_name
 from ..spec.programs import Program, program_text
 from ..store.campaigns import Context, Noise
 from .generation import generate, model_for
 from .pair import open_bench
+from .reach import NOTHING_REACHED, ReachCounter, Reached
 from .trial import Bench, Trial, without_rows
 
 SHARD_PROGRAMS = 64
@@ -57,6 +57,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     not_judged  programs that were neither right nor wrong: why, and their text on one line
     seconds_* of wall time
     inspected  states that were compared
+    reached  what the programs reached
     """
 
     shard: int
@@ -70,6 +71,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     seconds_running: float
     seconds_judging: float
     inspected: int = 0
+    reached: Reached = NOTHING_REACHED
 
 
 def _number(*parts: object) -> int:
@@ -98,15 +100,16 @@ def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
     generated = perf_counter()
     running, judging = bench.spent.running, bench.spent.judging
     trials = bench.try_programs(programs)
-    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    counter = ReachCounter(bench.target.poison)
     for trial in trials:
-        for operation, step in zip(trial.program.operations, trial.run.steps if trial.run else (), strict=False):
-            outcomes[operation_name(operation)][step.outcome.word] += 1
+        if trial.run is not None:
+            counter.add(trial.program, trial.run)
+    outcomes = counter.outcomes
     return ShardResult(
         task.shard,
         len(programs),
         sum(sum(counts.values()) for counts in outcomes.values()),
-        {name: dict(counts) for name, counts in outcomes.items()},
+        outcomes,
         dict(Counter(trial.verdict.kind for trial in trials)),
         tuple(Divergent(number, light(trial)) for number, trial in enumerate(trials) if trial.verdict.is_divergence),
         tuple(
@@ -118,6 +121,7 @@ def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
         bench.spent.running - running,
         bench.spent.judging - judging,
         sum(len(trial.run.inspections) for trial in trials if trial.run),
+        counter.reached(),
     )
 
 

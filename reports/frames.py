@@ -1,4 +1,4 @@
-"""A campaign's findings as a table: one row a finding, as a pandas frame, CSV or Parquet.
+"""A campaign's findings as a table: one row a finding, as a pandas frame, CSV or Parquet; and what it reached, one row a cell.
 
 Rules
 - Columns and types are fixed (`FINDING_COLUMNS`), whatever was found, also when nothing was.
@@ -87,6 +87,24 @@ def findings_frame(campaign: Campaign) -> pd.DataFrame:
         else:
             columns[name] = pd.Series(values, dtype=dtype)
     return pd.DataFrame(columns, columns=list(FINDING_COLUMNS))
+
+
+REACH_COLUMNS: dict[str, str] = {"table": "string", "cell": "string", "count": "Int64"}
+"""Column -> pandas dtype, in order."""
+
+
+def reach_frame(campaign: Campaign) -> pd.DataFrame:
+    """One row a cell of the campaign's reach, in the account's order: its table, its name, and how often it was reached (0: never).
+
+    No row for a campaign whose reach was not counted. Columns and dtypes as in `REACH_COLUMNS`.
+    """
+    reach = campaign.account.reach
+    rows = [] if reach is None else [(table, cell, number) for table, counts in reach.cells.items() for cell, number in counts.items()]
+    columns = {
+        name: pd.Series([row[place] for row in rows], dtype=dtype)
+        for place, (name, dtype) in enumerate(REACH_COLUMNS.items())
+    }  # fmt: skip
+    return pd.DataFrame(columns, columns=list(REACH_COLUMNS))
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ Rules
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..spec.models import model_text
 from ..spec.operations import (
@@ -26,7 +26,7 @@ from ..spec.operations import (
 )  # fmt: skip
 from ..spec.programs import Program, cache_text, operation_text
 from ..spec.verdicts import DIVERGENCE_KINDS, Verdict
-from ..store.campaigns import Account, Campaign
+from ..store.campaigns import Account, Campaign, Canary, Reach, is_silent
 from ..store.findings import Answer, Finding
 
 WIDTH = 100
@@ -38,6 +38,10 @@ _ROW_KINDS = ("wrong-output", "wrong-state", "nonfinite")
 _WORD_OF_KIND = {"bad-refusal": "refused", "partial-effect": "refused", "false-success": "accepted", "wrong-position": "accepted"}
 """What a target must have said to come to a verdict, where its answers were not kept."""
 _NOTE_INDENT_MAX = 48
+
+PAIRS = "pairs"
+LISTS = ("answers", "edges")
+"""Tables of reached cells that are lists; the others but the pairs are columns over what an operation is to a sequence."""
 
 
 def line_width() -> int:
@@ -279,10 +283,11 @@ def _operation_lines(account: Account) -> list[str]:
 
 
 def never_executed(account: Account) -> tuple[str, ...]:
-    """Operations that no program of the campaign came to, or that were skipped every time."""
+    """Operations that no program of the campaign came to, that were skipped every time, or that the target does not offer."""
+    not_offered = account.reach.not_offered if account.reach is not None else ()
     return tuple(
         name for name in OPERATION_NAMES
-        if not any(count for word, count in account.outcomes.get(name, {}).items() if word != "skipped")
+        if name in not_offered or not any(count for word, count in account.outcomes.get(name, {}).items() if word != "skipped")
     )  # fmt: skip
 
 
@@ -293,6 +298,57 @@ def never_accepted(account: Account) -> tuple[str, ...]:
         name for name in OPERATION_NAMES
         if name not in silent and not any(account.outcomes[name].get(word) for word in ("accepted", "cancelled"))
     )  # fmt: skip
+
+
+def never_executed_words(account: Account) -> str:
+    """The operations that were never executed, each with the reason, e.g. "cancel, divide (not offered by the target); damage (in no program)"."""
+    reasons: dict[str, list[str]] = {"not offered by the target": [], "skipped every time": [], "in no program": []}
+    for name in never_executed(account):
+        if account.reach is not None and name in account.reach.not_offered:
+            reasons["not offered by the target"].append(name)
+        elif account.outcomes.get(name):
+            reasons["skipped every time"].append(name)
+        else:
+            reasons["in no program"].append(name)
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items() if names)
+
+
+def missing_cells(reach: Reach) -> Iterator[tuple[str, str]]:
+    """Table and name of every cell that was never reached, in the account's order."""
+    for table, counts in reach.cells.items():
+        for name, number in counts.items():
+            if not number:
+                yield table, name
+
+
+def cell_text(table: str, name: str) -> str:
+    """A cell in words, wherever it stands, e.g. "save while shared by two"."""
+    return name if table in (*LISTS, PAIRS) else f"{name} while {table}"
+
+
+def reach_line(reach: Reach) -> str:
+    """ "reach        187 of 210 cells; never: ..." on one line, with as many names as it has room for."""
+    total = sum(len(counts) for counts in reach.cells.values())
+    names = [cell_text(table, name) for table, name in missing_cells(reach)]
+    line = f"reach        {total - len(names):,} of {total:,} cells"
+    for number, name in enumerate(names):
+        added = (", " if number else "; never: ") + name
+        left = len(names) - number
+        if len(line + added) + (len(f", {left - 1} more") if left > 1 else 0) > line_width():
+            return line + (f", {left} more" if number else f"; never: {left} of them")
+        line += added
+    return line
+
+
+def canary_words(canary: Canary) -> str:
+    """How often the target that is wrong on purpose was seen to be."""
+    if canary.why_not and not canary.programs:
+        return f"could not be tried: {canary.why_not}"
+    if canary.seen:
+        return f"seen {plural(canary.seen, 'time')} in {plural(canary.programs, 'program')}"
+    if is_silent(canary):
+        return f"silent in {plural(canary.programs, 'program')}, about one in a hundred of which shows a planted fault"
+    return f"not seen in {plural(canary.programs, 'program')}, too few to mean anything"
 
 
 def _noise_lines(account: Account) -> list[str]:
@@ -350,19 +406,28 @@ def account_text(account: Account) -> str:
     if account.inspected is not None:
         lines.append(f"inspected    {plural(account.inspected, 'state')}")
     lines.append(f"unknown      {account.verdicts.get('unknown', 0):,}")
+    if account.reach is not None and account.programs:
+        lines.append(reach_line(account.reach))
+    if account.canary is not None and account.programs:
+        lines += wrapped("canary       " + canary_words(account.canary), " " * 13)
     lines.append(_time_line(account))
     for table in (_operation_lines(account), _noise_lines(account)):
         if table:
             lines += ["", *("  " + line for line in table)]
     gaps = []
-    if names := never_executed(account):
-        gaps += wrapped("never executed: " + ", ".join(names), "  ")
+    if words := never_executed_words(account):
+        gaps += wrapped("never executed: " + words, "  ")
     if names := never_accepted(account):
         gaps += wrapped("never accepted: " + ", ".join(names), "  ")
     for reason, text in account.not_judged:
         gaps += wrapped(f"not judged: {reason}", "  ") + wrapped(f"  {text}", "    ")
     for family, reason in account.could_not_test.items():
         gaps += wrapped(f"could not test {family}: {reason.removeprefix('could not test: ')}", "  ")
+    if is_silent(account.canary):
+        gaps += wrapped(
+            "could not test: the canary, a target that is wrong on purpose, stayed silent; programs or their judgement are blind here, and "
+            "that nothing was found means nothing (`statedrift doctor` looks closer)", "  "
+        )  # fmt: skip
     return "\n".join([*lines, *([""] if gaps else []), *gaps]) + "\n"
 
 
@@ -379,7 +444,8 @@ def verdict_sentence(campaign: Campaign) -> str:
 
 
 def _could_not_test(account: Account) -> str:
-    return f"; could not test {', '.join(account.could_not_test)}" if account.could_not_test else ""
+    silent = "; could not test: the canary stayed silent" if is_silent(account.canary) else ""
+    return (f"; could not test {', '.join(account.could_not_test)}" if account.could_not_test else "") + silent
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
@@ -387,12 +453,13 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (not finding.documented, finding.found_after_programs, finding.signature))
 
 
-def campaign_text(campaign: Campaign, replay_of: Callable[[Finding], str], script_of: Callable[[Finding], str]) -> str:
+def campaign_text(campaign: Campaign, replay_of: Callable[[Finding], str], script_of: Callable[[Finding], str], details: str = "") -> str:
     """The account, the findings (`in_order`), and the sentence that says how it ended.
 
     replay_of, script_of   the command and the script that show a finding again; an empty script is left out
+    details                more about the account, shown after it
     """
-    parts = [account_text(campaign.account)]
+    parts = [account_text(campaign.account), *([details] if details else [])]
     parts += [
         finding_text(number, finding, replay_of(finding), script_of(finding))
         for number, finding in enumerate(in_order(campaign.findings), 1)

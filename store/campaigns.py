@@ -47,6 +47,39 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contexts: tuple[Context, ...]
 
 
+class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the programs of a campaign reached, as cells of tables.
+
+    cells        table -> cell -> how often; 0: the target could have been brought there, and was not
+    not_offered  operations that no session of the target offers
+    """
+
+    cells: dict[str, dict[str, int]]
+    not_offered: tuple[str, ...] = ()
+
+
+class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the campaign's own eyes were watched: programs tried on a target that is wrong on purpose, and how many of them showed it.
+
+    why_not  why they could not be tried
+    """
+
+    programs: int = 0
+    seen: int = 0
+    why_not: str = ""
+
+
+CANARY_RATE = 0.009
+"""At least this share of generated programs shows the canary's fault; measured over 3,200 programs each: 0.0091 (mamba2), 0.0094 (lfm2);
+tests/quality/test_canary_rate.py."""
+SILENCE_PROBABILITY_MAX = 1e-6
+
+
+def is_silent(canary: Canary | None) -> bool:
+    """Whether the canary was never seen in so many programs that a generator and a judge that work would have."""
+    return canary is not None and not canary.seen and (1 - CANARY_RATE) ** canary.programs < SILENCE_PROBABILITY_MAX
+
+
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a campaign did.
 
@@ -60,6 +93,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inspected       states (all rows of one sequence) that were compared; None: none was looked at
     known           what was known when, in the order of the shards; before the first entry nothing was
     oracle          whose recompute was the truth where no other target was: our own, or the engine's
+    reach           None: not counted (an account of an older version)
+    canary          None: not watched (an account of an older version)
     """
 
     target: str
@@ -86,6 +121,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inspected: int | None = None
     oracle: Oracle = "own"
     known: tuple[Known, ...] = ()
+    reach: Reach | None = None
+    canary: Canary | None = None
     format: int = FORMAT
 
 

@@ -18,16 +18,17 @@ TESTS = Path(__file__).parent.parent
 FOLDERS = [str(TESTS), str(TESTS / "fixtures")]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
+from statedrift.cli.fuzzing import status_of_campaign  # noqa: E402
 from statedrift.fuzz import campaign as campaign_module  # noqa: E402
 from statedrift.fuzz import known as known_module  # noqa: E402
 from statedrift.fuzz.campaign import Progress, Settings, round_shards, run_campaign  # noqa: E402
 from statedrift.fuzz.shards import SHARD_PROGRAMS, shard_programs  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
-from statedrift.spec.programs import program_text  # noqa: E402
+from statedrift.spec.programs import parse_program, program_text  # noqa: E402
 from statedrift.spec.verdicts import DIVERGENCE_KINDS  # noqa: E402
-from statedrift.store.campaigns import Campaign, read_campaign  # noqa: E402
+from statedrift.store.campaigns import Campaign, Canary, read_campaign  # noqa: E402
 
-CANARY = "statedrift.fuzz.canary:TARGET"
+CANARY = "statedrift.fuzz.canary:FREQUENT"
 WORKERS_SECONDS = 120
 
 
@@ -49,7 +50,10 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, Path]:
 def counts(campaign: Campaign) -> dict[str, object]:
     """What may not depend on how many processes took part."""
     account = campaign.account
-    return {name: getattr(account, name) for name in ("programs", "operations", "outcomes", "verdicts", "noise", "could_not_test")}
+    return {
+        name: getattr(account, name)
+        for name in ("programs", "operations", "outcomes", "verdicts", "noise", "could_not_test", "reach", "canary")
+    }
 
 
 def test_the_canary_is_found_reduced_and_reproduced(campaign: tuple[Campaign, Path]) -> None:
@@ -72,6 +76,11 @@ def test_the_account_adds_up(campaign: tuple[Campaign, Path]) -> None:
     assert account.complete
     assert account.programs == 100 == sum(account.verdicts.values())
     assert account.operations == sum(count for words in account.outcomes.values() for count in words.values())
+    assert account.reach is not None
+    assert account.reach.cells["answers"]["decode accepted"] == account.outcomes["decode"]["accepted"]
+    assert account.reach.cells["pairs"]["decode after rollback"] > 0
+    assert account.canary is not None
+    assert account.canary.programs == 64  # the first of its two shards
     assert account.noise["lfm2"].tolerance >= 1e-5
     assert account.seconds_running > 0
 
@@ -170,6 +179,18 @@ def test_progress_is_told() -> None:
     assert {progress.phase for progress in told} == {"noise", "fuzzing", "reducing"}
     programs = [progress.programs for progress in told]
     assert programs == sorted(programs)
+
+
+def test_a_generator_that_went_blind_makes_the_canary_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs without a save: nothing is found, and nothing can be."""
+    blind = [parse_program("model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1")] * 64
+    monkeypatch.setattr("statedrift.fuzz.shards.shard_programs", lambda *arguments: blind)
+    monkeypatch.setattr("statedrift.fuzz.canary_watch.shard_programs", lambda *arguments: blind)
+    monkeypatch.setattr("statedrift.fuzz.canary_watch.WATCH_EVERY", 1)
+    done = run_campaign(Settings("numba", ("lfm2",), programs=24 * 64))
+    assert done.account.canary == Canary(24 * 64, 0)
+    assert done.account.verdicts == {"ok": 24 * 64}
+    assert status_of_campaign(done, False) == 2
 
 
 # --- what could not be done --------------------------------------------------------------------------------------------------

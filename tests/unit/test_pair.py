@@ -43,7 +43,7 @@ from tests.scripted_target import (  # noqa: E402
     refuse_and_grow,
 )
 
-CANARY = "statedrift.fuzz.canary:TARGET"
+CANARY = "statedrift.fuzz.canary:FREQUENT"
 NAMES = Names("ours", "theirs")
 QUIET = {Model(family, seed): Noise(0.0, 1e-4, 0) for family in ("lfm2", "mamba2") for seed in range(5)}
 FOLLOW = Manner(follow=True)

@@ -58,7 +58,7 @@ decode 1:1 2:1 3:1 4:1
 """
 
 MINIMAL = [
-    ("statedrift.fuzz.canary:TARGET", LONG, "model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1"),
+    ("statedrift.fuzz.canary:FREQUENT", LONG, "model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1"),
     ("faulty:ROLLBACK", LONG, "model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1"),
     (
         "faulty:ROLLBACK",

@@ -200,7 +200,7 @@ def test_operations_that_never_ran_are_named() -> None:
     assert "restore" in missing  # skipped every time
     assert "divide" in missing  # never generated
     assert "decode" not in missing
-    assert "never executed: cancel, remove, drop" in account_text(ACCOUNT)
+    assert "never executed: restore (skipped every time); cancel, remove, drop" in account_text(ACCOUNT)
 
 
 def test_operations_that_were_always_refused_are_named() -> None:

@@ -8,7 +8,7 @@ from statedrift.spec.models import Model
 from statedrift.spec.programs import program_id
 from statedrift.store.campaigns import Noise
 
-CANARY = "statedrift.fuzz.canary:TARGET"
+CANARY = "statedrift.fuzz.canary:FREQUENT"
 FAMILIES = ("lfm2", "mamba2")
 QUIET = {Model(family, seed): Noise(0.0, 1e-4, 0) for family in FAMILIES for seed in (0, 1)}
 

@@ -8,7 +8,7 @@ import pytest
 from statedrift.spec.errors import UsageError
 from statedrift.spec.programs import parse_program, program_text
 from statedrift.spec.verdicts import ACCEPTED, Verdict
-from statedrift.store.campaigns import Account, Campaign, Noise, prepare_folder, read_campaign, write_account
+from statedrift.store.campaigns import Account, Campaign, Canary, Noise, Reach, prepare_folder, read_campaign, write_account
 from statedrift.store.files import write_whole
 from statedrift.store.findings import Answer, Finding, folder_name, read_finding, write_finding
 
@@ -75,6 +75,24 @@ def test_a_campaign_is_read_back_as_it_was(tmp_path: Path) -> None:
 def test_a_campaign_without_findings_is_read_back(tmp_path: Path) -> None:
     write_account(tmp_path, ACCOUNT)
     assert read_campaign(tmp_path) == Campaign(ACCOUNT, ())
+
+
+def test_an_account_of_a_version_that_counted_no_reach_and_watched_no_canary_is_read(tmp_path: Path) -> None:
+    write_account(tmp_path, ACCOUNT)
+    path = tmp_path / "campaign.json"
+    older = msgspec.json.decode(path.read_bytes())
+    del older["reach"], older["canary"]
+    path.write_bytes(msgspec.json.encode(older))
+    account = read_campaign(tmp_path).account
+    assert (account.reach, account.canary) == (None, None)
+
+
+def test_reach_and_canary_are_read_back_as_they_were(tmp_path: Path) -> None:
+    counted = msgspec.structs.replace(
+        ACCOUNT, reach=Reach({"edges": {"decode of 1": 3, "start dirty": 0}}, ("divide",)), canary=Canary(64, 1)
+    )
+    write_account(tmp_path, counted)
+    assert read_campaign(tmp_path).account == counted
 
 
 def test_findings_are_read_in_the_order_in_which_they_were_found(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 import fake_engine as fake  # noqa: E402
 from statedrift.fuzz import calibration, trial  # noqa: E402
-from statedrift.fuzz.canary import CanaryTarget  # noqa: E402
+from statedrift.fuzz.canary import FrequentCanaryTarget  # noqa: E402
 from statedrift.fuzz.trial import Bench, answers_of  # noqa: E402
 from statedrift.oracle.recompute import use_one_thread  # noqa: E402
 from statedrift.spec.configuration import CacheConfiguration  # noqa: E402
@@ -25,7 +25,7 @@ from statedrift.targets.llamacpp import LlamaTarget  # noqa: E402
 
 import statedrift  # noqa: E402
 
-CANARY = "statedrift.fuzz.canary:TARGET"
+CANARY = "statedrift.fuzz.canary:FREQUENT"
 QUIET = {Model(family, seed): Noise(0.0, 1e-4, 0) for family in ("lfm2", "mamba2") for seed in range(5)}
 DEAF = {model: Noise(0.0, float("inf"), 0) for model in QUIET}
 """For a target that computes nothing: every finite row is right."""
@@ -198,7 +198,7 @@ def test_a_target_that_is_not_there_is_a_usage_error(name: str) -> None:
 def test_check_judges_output_rows_too() -> None:
     assert statedrift.check(parse_program(RIGHT), "numba").kind == "ok"
     assert statedrift.check(parse_program(WRONG), CANARY).kind == "wrong-output"
-    assert statedrift.check(parse_program(WRONG), CanaryTarget()).kind == "wrong-output"
+    assert statedrift.check(parse_program(WRONG), FrequentCanaryTarget()).kind == "wrong-output"
 
 
 def test_an_isolated_target_is_given_by_name() -> None:
@@ -207,7 +207,7 @@ def test_an_isolated_target_is_given_by_name() -> None:
 
 
 def test_an_answer_that_is_no_outcome_is_an_error_that_says_so() -> None:
-    class Talkative(CanaryTarget):
+    class Talkative(FrequentCanaryTarget):
         def open(self, model: Model, configuration: CacheConfiguration) -> Session:
             session = super().open(model, configuration)
             session.share = lambda *arguments: True  # type: ignore[assignment,return-value]
