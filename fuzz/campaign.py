@@ -28,10 +28,10 @@ from ..spec.models import Model
 from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
 from .pair import open_bench
+from .profiles import SWARM, profile_of
 from .reduction import Reduction, reduce_trial
 from .reproduction import reproduction_script
 from .shards import (
-    SHARD_PROGRAMS,
     Divergent,
     ShardResult,
     run_shard,
@@ -64,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True):
     against  the target that is the truth for the other, in place of the oracle
     inspect  compare the state rows that the target shows, too
     oracle   `engine`: the target's own fresh recompute is the truth
+    profile  which kind of programs to draw (fuzz/profiles.py)
     """
 
     target: str
@@ -76,6 +77,7 @@ class Settings(msgspec.Struct, frozen=True):
     against: str | None = None
     inspect: bool = False
     oracle: Oracle = "own"
+    profile: str = SWARM
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -203,11 +205,12 @@ class _Campaign:
 
     def due_shards(self) -> Iterator[tuple[int, int]]:
         """Number and size of every next shard, until the budget is spent."""
+        whole = profile_of(self.settings.profile).shard_programs
         for shard in count():
             if self.settings.programs is None:
-                size = SHARD_PROGRAMS if self.seconds < (self.settings.seconds or 0.0) else 0
+                size = whole if self.seconds < (self.settings.seconds or 0.0) else 0
             else:
-                size = min(SHARD_PROGRAMS, self.settings.programs - shard * SHARD_PROGRAMS)
+                size = min(whole, self.settings.programs - shard * whole)
             if size <= 0:
                 return
             yield shard, size
@@ -216,6 +219,7 @@ class _Campaign:
 
     def measure(self) -> tuple[str, ...]:
         """Measure the noise of every family and warm up, so that compiling is not taken from the budget; the families that can be tested."""
+        warm_up = min(WARM_UP_PROGRAMS, profile_of(self.settings.profile).shard_programs)
         testable = []
         for family in self.settings.families:
             self.tell()
@@ -225,7 +229,7 @@ class _Campaign:
                     self.models[model] = noise
                     if family not in self.noise or noise.tolerance > self.noise[family].tolerance:
                         self.noise[family] = noise
-                self.bench.try_programs(shard_programs(self.settings.seed, 0, (family,), WARM_UP_PROGRAMS))
+                self.bench.try_programs(shard_programs(self.settings.seed, 0, (family,), warm_up, self.settings.profile))
                 testable.append(family)
             except UnavailableError as error:
                 self.could_not_test[family] = str(error)
@@ -236,7 +240,7 @@ class _Campaign:
         due = self.due_shards()
         if self.settings.jobs == 1:
             for shard, size in due:
-                yield run_shard(self.bench, self.settings.seed, shard, families, size)
+                yield run_shard(self.bench, self.settings.seed, shard, families, size, self.settings.profile)
             return
         noise = msgspec.json.encode(list(self.models.items()))
         with ProcessPoolExecutor(
@@ -249,7 +253,7 @@ class _Campaign:
             try:
                 while True:
                     for shard, size in islice(due, 2 * self.settings.jobs - len(running)):
-                        running.append(pool.submit(run_shard_in_worker, self.settings.seed, shard, families, size))
+                        running.append(pool.submit(run_shard_in_worker, self.settings.seed, shard, families, size, self.settings.profile))
                     if not running:
                         break
                     yield msgspec.msgpack.decode(running.pop(0).result(), type=ShardResult)
@@ -392,6 +396,7 @@ class _Campaign:
             against_version=self.bench.against_version,
             inspected=self.inspected if self.settings.inspect else None,
             oracle=self.settings.oracle,
+            profile=self.settings.profile,
         )
 
     def run(self) -> Campaign:
@@ -445,12 +450,13 @@ def _ended_by_signals() -> Iterator[None]:
 def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
     """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete.
 
-    Raises UsageError for settings that make no campaign or a folder that cannot be written, UnavailableError when the target cannot be used.
+    Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, UnavailableError when the target cannot be used.
     """
     if not settings.families:
         raise UsageError("a campaign needs at least one family")
     if (settings.seconds is None) == (settings.programs is None):
         raise UsageError("a campaign needs either a number of seconds or a number of programs")
+    profile_of(settings.profile)
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()

@@ -14,22 +14,23 @@ from ..spec.families import FAMILIES, family_of
 from ..spec.models import Model
 from ..spec.programs import OPERATIONS_MAX, Program
 from .choices import SeededChoices
-from .generation_operations import draw_program
+from .profiles import PROFILES, SWARM, profile_of
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-OPERATIONS_PER_PROGRAM_MAX = 30
+OPERATIONS_PER_PROGRAM_MAX = PROFILES[SWARM].operations_max
 
 
-def generate(seed: int, model: Model) -> Program:
-    """The program number `seed` for `model`: about 15 operations, at most 30.
+def generate(seed: int, model: Model, profile: str = SWARM) -> Program:
+    """The program number `seed` of a profile for `model`: of `swarm` about 15 operations, at most 30.
 
     The operations do not depend on the model's family but for its vocabulary, whether it has an attention cache that can be full, and
     whether that has a window.
-    Raises UsageError when the model is unknown or its dimensions are bad.
+    Raises UsageError when the model or the profile is unknown or the model's dimensions are bad.
     """
-    return draw_program(SeededChoices(seed, "program"), model, OPERATIONS_PER_PROGRAM_MAX)
+    drawn = profile_of(profile)
+    return drawn.draw(SeededChoices(seed, drawn.purpose), model, drawn.operations_max)
 
 
 def model_for(seed: int, family: str) -> Model:

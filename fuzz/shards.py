@@ -28,9 +28,10 @@ from ..spec.programs import Program, program_text
 from ..store.campaigns import Noise
 from .generation import generate, model_for
 from .pair import open_bench
+from .profiles import PROFILES, SWARM
 from .trial import Bench, Trial, without_rows
 
-SHARD_PROGRAMS = 64
+SHARD_PROGRAMS = PROFILES[SWARM].shard_programs
 
 
 class Divergent(msgspec.Struct, frozen=True):
@@ -73,16 +74,18 @@ def shard_model(seed: int, shard: int, families: Sequence[str]) -> Model:
     return model_for(_number(seed, shard, "model"), families[shard % len(families)])
 
 
-def shard_programs(seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS) -> list[Program]:
-    """The first `count` programs of a shard."""
+def shard_programs(seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS, profile: str = SWARM) -> list[Program]:
+    """The first `count` programs of a shard. Raises UsageError for an unknown profile."""
     model = shard_model(seed, shard, families)
-    return [generate(_number(seed, shard, number), model) for number in range(count)]
+    return [generate(_number(seed, shard, number), model, profile) for number in range(count)]
 
 
-def run_shard(bench: Bench, seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS) -> ShardResult:
+def run_shard(
+    bench: Bench, seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS, profile: str = SWARM
+) -> ShardResult:
     """Generate, run and judge a shard's programs."""
     started = perf_counter()
-    programs = shard_programs(seed, shard, families, count)
+    programs = shard_programs(seed, shard, families, count, profile)
     generated = perf_counter()
     running, judging = bench.spent.running, bench.spent.judging
     trials = bench.try_programs(programs)
@@ -159,8 +162,8 @@ def start_worker(target_name: str, against_name: str | None, inspect: bool, orac
     gc.freeze()
 
 
-def run_shard_in_worker(seed: int, shard: int, families: tuple[str, ...], count: int) -> bytes:
+def run_shard_in_worker(seed: int, shard: int, families: tuple[str, ...], count: int, profile: str) -> bytes:
     """A shard's result as MessagePack. Raises UnavailableError when the worker has no bench."""
     if _why_none:
         raise UnavailableError(f"a worker process cannot use the target: {_why_none[0]}")
-    return msgspec.msgpack.encode(run_shard(_bench[0], seed, shard, families, count))
+    return msgspec.msgpack.encode(run_shard(_bench[0], seed, shard, families, count, profile))

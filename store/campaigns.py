@@ -42,6 +42,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against, against_version  the target that was the truth; None: the oracle was
     inspected       states (all rows of one sequence) that were compared; None: none was looked at
     oracle          whose recompute was the truth where no other target was: our own, or the engine's
+    profile         which kind of programs was drawn
     """
 
     target: str
@@ -67,6 +68,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against_version: str | None = None
     inspected: int | None = None
     oracle: Oracle = "own"
+    profile: str = "swarm"
     format: int = FORMAT
 
 
