@@ -43,20 +43,44 @@ def model_for(seed: int, family: str) -> Model:
     return model
 
 
-def programs(families: Sequence[str] | None = None, max_operations: int = OPERATIONS_PER_PROGRAM_MAX) -> "SearchStrategy[Program]":
+def programs(
+    families: Sequence[str] | None = None, max_operations: int = OPERATIONS_PER_PROGRAM_MAX, profile: str = SWARM
+) -> "SearchStrategy[Program]":
     """A Hypothesis strategy of programs; they shrink to few operations, small numbers and the default configuration.
 
     families        families to draw from, the simplest first; None: all
     max_operations  most operations of a program, the closing decodes included
-    Raises UsageError for an unknown family, or a `max_operations` outside 1..10,000.
+    profile         which kind of programs (docs/profiles.md)
+    Raises UsageError for an unknown family or profile, or a `max_operations` outside 1..10,000.
     """
     from .generation_strategy import program_strategy
 
+    chosen = _checked_families(families)
+    profile_of(profile)
+    if not 1 <= max_operations <= OPERATIONS_MAX:
+        raise UsageError(f"`max_operations` must be from 1 to {OPERATIONS_MAX}, not {max_operations}")
+    return program_strategy(chosen, max_operations, profile)
+
+
+def seeded_programs(families: Sequence[str] | None = None, profile: str = SWARM) -> "SearchStrategy[Program]":
+    """A Hypothesis strategy of a campaign's programs: one draw a program, a seed that `generate` decodes.
+
+    For long runs, where drawing every field would cost more than running the program; they do not shrink (`statedrift reduce` does that).
+    families  families to draw from; None: all
+    profile   which kind of programs; of `soak` thousands of operations
+    Raises UsageError for an unknown family or profile.
+    """
+    from .generation_strategy import seeded_program_strategy
+
+    profile_of(profile)
+    return seeded_program_strategy(_checked_families(families), profile)
+
+
+def _checked_families(families: Sequence[str] | None) -> tuple[str, ...]:
+    """The families to draw from. Raises UsageError when there are none, or one is unknown."""
     chosen = tuple(FAMILIES if families is None else families)
     if not chosen:
         raise UsageError(f"`families` is empty; there are {', '.join(FAMILIES)}")
     for family in chosen:
         family_of(Model(family))
-    if not 1 <= max_operations <= OPERATIONS_MAX:
-        raise UsageError(f"`max_operations` must be from 1 to {OPERATIONS_MAX}, not {max_operations}")
-    return program_strategy(chosen, max_operations)
+    return chosen
