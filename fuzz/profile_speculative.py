@@ -64,13 +64,17 @@ def _sample(draft: Draft) -> None:
 
 
 def _draft_tokens(draft: Draft) -> int:
+    """As many as can be taken back, fewer, or seldom more."""
     n_rs_seq = draft.cache.n_rs_seq
-    return n_rs_seq + draft.choices.integer(1, 2) if draft.choices.chance(5) else draft.choices.integer(1, n_rs_seq)
+    if draft.choices.chance(5):
+        return n_rs_seq + draft.choices.integer(1, 2)
+    return draft.choices.pick((n_rs_seq, draft.choices.integer(1, n_rs_seq)))
 
 
 def _rejected_tokens(draft: Draft, drafted: int) -> int:
     """All accepted, all rejected, or anything between."""
-    return draft.choices.pick((0, drafted, draft.choices.integer(0, drafted)))
+    some = draft.choices.integer(0, drafted)
+    return draft.choices.pick((some, some, drafted, 0))
 
 
 def _verify(draft: Draft) -> None:
