@@ -4,15 +4,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
-from statedrift.fuzz.generation import programs
+from statedrift.fuzz.generation import generate, programs
 from statedrift.fuzz.reduction import candidates, cost, is_documented, reduce_trial
 from statedrift.fuzz.signatures import coarse_signature, fine_signature
 from statedrift.fuzz.trial import Bench, Trial
 from statedrift.oracle.recompute import use_one_thread
 from statedrift.spec.models import Model
-from statedrift.spec.operations import operation_name
+from statedrift.spec.operations import Clear, operation_name
 from statedrift.spec.programs import Program, check_program, parse_program, program_text
 from statedrift.spec.verdicts import Verdict
 from statedrift.store.campaigns import Noise
@@ -88,6 +89,17 @@ def test_a_crash_is_found_again_in_the_reduced_program() -> None:
     assert "ASSERT(empty)" in trial.verdict.reason
     assert trial.run is not None
     assert [step.outcome.word for step in trial.run.steps] == ["accepted", "crash"]
+
+
+def test_a_program_of_thousands_of_operations_is_reduced() -> None:
+    """A long session that is cleared at its end: what aborts is its last operation, and needs one decode of all before it."""
+    soak = generate(0, Model("lfm2"), "soak")
+    long = msgspec.structs.replace(soak, operations=(*soak.operations, Clear()))
+    with open_bench("faulty:CLEAR_ABORTS") as bench:
+        start = bench.try_program(long)
+        assert start.verdict.kind == "crash"
+        assert start.verdict.operation_index == len(soak.operations) > 2000
+        assert body(reduce_trial(start, bench).program) == "model lfm2 seed=0; decode 0:1; clear"
 
 
 def test_the_signature_stays() -> None:
