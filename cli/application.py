@@ -52,6 +52,9 @@ UndocumentedOption = Annotated[
     typer.Option("--undocumented", help="Also fail on what diverges only in uses that the target's documentation does not promise."),
 ]
 FamilyOption = Annotated[list[str] | None, typer.Option("--family", metavar="FAMILY", help="Only this family; may be given several times.")]
+ProfileOption = Annotated[
+    str, typer.Option("--profile", metavar="PROFILE", help="Which kind of programs: swarm, speculative, server, agents, soak.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=(1 << 32) - 1, help="The same seed gives the same programs.")]
 JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes to use.")]
 
@@ -75,6 +78,7 @@ def front(
 def fuzz(
     target: TargetOption,
     family: FamilyOption = None,
+    profile: ProfileOption = "swarm",
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -94,7 +98,7 @@ def fuzz(
     """Look for divergences with generated programs."""
     from .fuzzing import fuzz_command
 
-    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect, oracle)
+    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect, oracle, profile)
 
 
 @application.command()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..fuzz.campaign import Settings, run_campaign
 from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
+from ..fuzz.profiles import SWARM, profile_of
 from ..fuzz.trial import STATES_WITHOUT_TRUTH, check_family
 from ..fuzz.truth import ORACLES
 from ..spec.errors import UnavailableError, UsageError
@@ -29,10 +30,10 @@ SECONDS_MAX = 30 * 86_400.0
 
 def fuzz_command(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
-    against: str | None = None, inspect: bool = False, oracle: str = "own",
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary; the answer is the exit status."""
-    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle)
+    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
@@ -45,7 +46,7 @@ def fuzz_command(
 
 def checked_settings(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None,
-    against: str | None = None, inspect: bool = False, oracle: str = "own",
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
 ) -> Settings:  # fmt: skip
     """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
     if seconds is not None and programs is not None:
@@ -54,6 +55,7 @@ def checked_settings(
         raise UsageError(f"--seconds must be more than 0 and at most {SECONDS_MAX:,.0f}, not {seconds:g}")
     if seconds is None and programs is None:
         seconds = SECONDS_DEFAULT
+    profile_of(profile)
     chosen_oracle = checked_oracle(oracle, against, inspect)
     runs = tuple(load_target(target).families)
     for family in families:
@@ -73,6 +75,7 @@ def checked_settings(
         against=against,
         inspect=inspect,
         oracle=chosen_oracle,
+        profile=profile,
     )
 
 

@@ -30,9 +30,10 @@ from ..store.findings import Finding, Oracle, write_finding
 from .canary_watch import CanaryWatch
 from .known import Findings, Waiting, now
 from .pair import open_bench
+from .profiles import SWARM, profile_of
 from .reach import Atlas
 from .reproduction import reproduction_script
-from .shards import SHARD_PROGRAMS, Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
+from .shards import Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
 from .signatures import enabling_operations
 from .titles import title_of
 from .trial import Bench, answers_of
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True):
     inspect  compare the state rows that the target shows, too
     oracle   `engine`: the target's own fresh recompute is the truth
     steer    lead programs away from what is known already
+    profile  which kind of programs to draw (fuzz/profiles.py)
     """
 
     target: str
@@ -75,6 +77,7 @@ class Settings(msgspec.Struct, frozen=True):
     inspect: bool = False
     oracle: Oracle = "own"
     steer: bool = True
+    profile: str = SWARM
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -129,14 +132,16 @@ class _Campaign:
 
     def shard_size(self, shard: int) -> int:
         """How many programs of a shard the budget still has."""
+        whole = profile_of(self.settings.profile).shard_programs
         if self.settings.programs is None:
-            return SHARD_PROGRAMS if self.seconds < (self.settings.seconds or 0.0) else 0
-        return max(0, min(SHARD_PROGRAMS, self.settings.programs - shard * SHARD_PROGRAMS))
+            return whole if self.seconds < (self.settings.seconds or 0.0) else 0
+        return max(0, min(whole, self.settings.programs - shard * whole))
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[str, ...]:
         """Measure the noise of every family and warm up, so that compiling is not taken from the budget; the families that can be tested."""
+        warm_up = min(WARM_UP_PROGRAMS, profile_of(self.settings.profile).shard_programs)
         testable = []
         for family in self.settings.families:
             self.tell()
@@ -146,7 +151,7 @@ class _Campaign:
                     self.models[model] = noise
                     if family not in self.noise or noise.tolerance > self.noise[family].tolerance:
                         self.noise[family] = noise
-                self.bench.try_programs(shard_programs(self.settings.seed, 0, (family,), WARM_UP_PROGRAMS))
+                self.bench.try_programs(shard_programs(self.settings.seed, 0, (family,), warm_up, profile=self.settings.profile))
                 testable.append(family)
             except UnavailableError as error:
                 self.could_not_test[family] = str(error)
@@ -182,7 +187,7 @@ class _Campaign:
             size = self.shard_size(shard)
             if not size:
                 return
-            yield ShardTask(self.settings.seed, shard, families, size, contexts)
+            yield ShardTask(self.settings.seed, shard, families, size, contexts, self.settings.profile)
 
     def learn(self, first_shard: int) -> None:
         """What is known now is known to all programs from `first_shard` on."""
@@ -348,6 +353,7 @@ class _Campaign:
             known=tuple(self.known),
             reach=self.atlas.reach(),
             canary=self.canary,
+            profile=self.settings.profile,
         )
 
     def end_if_asked(self) -> None:
@@ -409,12 +415,13 @@ def _ended_by_signals() -> Iterator[threading.Event]:
 def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
     """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete.
 
-    Raises UsageError for settings that make no campaign or a folder that cannot be written, UnavailableError when the target cannot be used.
+    Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, UnavailableError when the target cannot be used.
     """
     if not settings.families:
         raise UsageError("a campaign needs at least one family")
     if (settings.seconds is None) == (settings.programs is None):
         raise UsageError("a campaign needs either a number of seconds or a number of programs")
+    profile_of(settings.profile)
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()

@@ -15,25 +15,29 @@ from ..spec.models import Model
 from ..spec.programs import OPERATIONS_MAX, Program
 from .choices import SeededChoices
 from .generation_operations import Steering, draw_program
+from .profiles import PROFILES, SWARM, profile_of
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-OPERATIONS_PER_PROGRAM_MAX = 30
+OPERATIONS_PER_PROGRAM_MAX = PROFILES[SWARM].operations_max
 
 
-def generate(seed: int, model: Model, avoided: Sequence[Sequence[str]] = ()) -> Program:
-    """The program number `seed` for `model`: about 15 operations, at most 30.
+def generate(seed: int, model: Model, profile: str = SWARM, avoided: Sequence[Sequence[str]] = ()) -> Program:
+    """The program number `seed` of a profile for `model`: of `swarm` about 15 operations, at most 30.
 
     avoided  sets of operations (words of signatures) that come together less often than they would: whoever knows what happens then looks
              for something else. A program that would not have had one of the sets is the one that it would have been without.
 
     The operations do not depend on the model's family but for its vocabulary, whether it has an attention cache that can be full, and
     whether that has a window.
-    Raises UsageError when the model is unknown or its dimensions are bad.
+    Raises UsageError when the model or the profile is unknown or the model's dimensions are bad.
     """
-    steering = Steering(SeededChoices(seed, "steering"), avoided) if avoided else None
-    return draw_program(SeededChoices(seed, "program"), model, OPERATIONS_PER_PROGRAM_MAX, steering)
+    drawn = profile_of(profile)
+    choices = SeededChoices(seed, drawn.purpose)
+    if avoided and profile == SWARM:
+        return draw_program(choices, model, drawn.operations_max, Steering(SeededChoices(seed, "steering"), avoided))
+    return drawn.draw(choices, model, drawn.operations_max)
 
 
 def model_for(seed: int, family: str) -> Model:
@@ -46,20 +50,44 @@ def model_for(seed: int, family: str) -> Model:
     return model
 
 
-def programs(families: Sequence[str] | None = None, max_operations: int = OPERATIONS_PER_PROGRAM_MAX) -> "SearchStrategy[Program]":
+def programs(
+    families: Sequence[str] | None = None, max_operations: int = OPERATIONS_PER_PROGRAM_MAX, profile: str = SWARM
+) -> "SearchStrategy[Program]":
     """A Hypothesis strategy of programs; they shrink to few operations, small numbers and the default configuration.
 
     families        families to draw from, the simplest first; None: all
     max_operations  most operations of a program, the closing decodes included
-    Raises UsageError for an unknown family, or a `max_operations` outside 1..10,000.
+    profile         which kind of programs (docs/profiles.md)
+    Raises UsageError for an unknown family or profile, or a `max_operations` outside 1..10,000.
     """
     from .generation_strategy import program_strategy
 
+    chosen = _checked_families(families)
+    profile_of(profile)
+    if not 1 <= max_operations <= OPERATIONS_MAX:
+        raise UsageError(f"`max_operations` must be from 1 to {OPERATIONS_MAX}, not {max_operations}")
+    return program_strategy(chosen, max_operations, profile)
+
+
+def seeded_programs(families: Sequence[str] | None = None, profile: str = SWARM) -> "SearchStrategy[Program]":
+    """A Hypothesis strategy of a campaign's programs: one draw a program, a seed that `generate` decodes.
+
+    For long runs, where drawing every field would cost more than running the program; they do not shrink (`statedrift reduce` does that).
+    families  families to draw from; None: all
+    profile   which kind of programs; of `soak` thousands of operations
+    Raises UsageError for an unknown family or profile.
+    """
+    from .generation_strategy import seeded_program_strategy
+
+    profile_of(profile)
+    return seeded_program_strategy(_checked_families(families), profile)
+
+
+def _checked_families(families: Sequence[str] | None) -> tuple[str, ...]:
+    """The families to draw from. Raises UsageError when there are none, or one is unknown."""
     chosen = tuple(FAMILIES if families is None else families)
     if not chosen:
         raise UsageError(f"`families` is empty; there are {', '.join(FAMILIES)}")
     for family in chosen:
         family_of(Model(family))
-    if not 1 <= max_operations <= OPERATIONS_MAX:
-        raise UsageError(f"`max_operations` must be from 1 to {OPERATIONS_MAX}, not {max_operations}")
-    return program_strategy(chosen, max_operations)
+    return chosen

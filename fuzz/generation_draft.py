@@ -244,6 +244,15 @@ class Draft:
         track.log_id = self.new_log_id()
         self.token_count += token_count
 
+    def cancelled(self, sequence: int) -> None:
+        """A decode with tokens for the sequence was asked to stop: any prefix may have been kept, or nothing of the sequence."""
+        track = self.tracks[sequence]
+        track.may_hold = True
+        track.lost = True
+        track.newest = 0
+        track.pending = False
+        track.log_id = self.new_log_id() if track.length else 0
+
     def emptied(self, sequence: int) -> None:
         """The sequence was dropped."""
         self.tracks[sequence].empty()

@@ -55,7 +55,8 @@ _N_CTX_SMALL = (32, 16)
 _STARTS: tuple[Start, ...] = ("fresh", "fresh", "fresh", "dirty", "dirty", "poison")
 
 
-def _draw_configuration(choices: Choices, has_window: bool) -> CacheConfiguration:
+def draw_configuration(choices: Choices, has_window: bool) -> CacheConfiguration:
+    """Any configuration that a campaign draws; what an attention window may keep only where there is one."""
     n_rs_seq = choices.pick(_N_RS_SEQ)
     outputs: Outputs = "all"
     if choices.chance(12):
@@ -169,13 +170,8 @@ def _cancel(draft: Draft) -> None:
         _drop(draft)
         return
     draft.operations.append(Cancel(tuple(items), draft.choices.integer(0, draft.choices.pick((3, 20, 80)))))
-    for sequence in added:  # any prefix may have been kept, or nothing
-        track = draft.tracks[sequence]
-        track.may_hold = True
-        track.lost = True
-        track.newest = 0
-        track.pending = False
-        track.log_id = draft.new_log_id() if track.length else 0
+    for sequence in added:
+        draft.cancelled(sequence)
 
 
 # --- forgetting ------------------------------------------------------------------------------------------------------------
@@ -323,7 +319,7 @@ def _save(draft: Draft) -> None:
     draft.slots[name] = Saved(sequence, draft.tracks[sequence], draft.cache, draft.session, partial, device)
 
 
-def _is_usable(draft: Draft, slot: Saved) -> bool:
+def is_usable(draft: Draft, slot: Saved) -> bool:
     """Whether a restore of the slot is believed to be promised."""
     if slot.damaged:
         return False
@@ -336,7 +332,7 @@ def _is_usable(draft: Draft, slot: Saved) -> bool:
 
 def _restore(draft: Draft) -> None:
     choices = draft.choices
-    usable = [name for name, slot in draft.slots.items() if _is_usable(draft, slot)]
+    usable = [name for name, slot in draft.slots.items() if is_usable(draft, slot)]
     if choices.chance(3) or (draft.slots and not usable and choices.chance(50)):
         usable = sorted(draft.slots) or list(_SLOTS)
     if not usable:
@@ -350,7 +346,7 @@ def _restore(draft: Draft) -> None:
     in_place = slot.partial or choices.leans(40)
     sequence = slot.sequence if in_place and slot.sequence < len(draft.tracks) else draft.any_sequence()
     draft.operations.append(Restore(name, sequence))
-    draft.restored(sequence, slot.copied, _is_usable(draft, slot))
+    draft.restored(sequence, slot.copied, is_usable(draft, slot))
 
 
 def _save_all(draft: Draft) -> None:
@@ -374,7 +370,7 @@ def _restore_all(draft: Draft) -> None:
 def _damage(draft: Draft) -> None:
     """Damage a slot; the next operation restores it."""
     choices = draft.choices
-    names = [name for name, slot in draft.slots.items() if _is_usable(draft, slot)]
+    names = [name for name, slot in draft.slots.items() if is_usable(draft, slot)]
     if not names:
         _save(draft)
         return
@@ -469,7 +465,7 @@ def _avoidable(context: Sequence[str]) -> list[str]:
 
 def _steer(steering: Steering, weights: list[int], draft: Draft) -> None:
     """Switch off what the steering says; the weights are those of the kinds beside decode."""
-    places = {add: place for place, (_, add) in enumerate(_OTHER_KINDS)}
+    places = {add: place for place, (_, add) in enumerate(OTHER_KINDS)}
     for context in steering.avoided:
         words = _avoidable(context)
         kinds = {word: [places[add] for add in _KINDS_OF[word]] for word in words}
@@ -484,11 +480,14 @@ def _steer(steering: Steering, weights: list[int], draft: Draft) -> None:
 
 # --- the program -----------------------------------------------------------------------------------------------------------
 
-_OTHER_KINDS: tuple[tuple[int, Callable[[Draft], None]], ...] = (
+Kinds = Sequence[tuple[int, Callable[[Draft], None]]]
+OTHER_KINDS: Kinds = (
     (36, _rollback), (18, _share), (8, _remove), (7, _drop), (9, _save), (13, _restore), (5, _keep), (2, _clear), (2, _save_all),
     (3, _restore_all), (3, _shift), (2, _reopen), (2, _cancel), (1, _divide), (2, _damage),
 )  # fmt: skip
 """The kinds beside decode with how common they are before swarm weights, the simplest first."""
+LASTING_KINDS: Kinds = tuple(entry for entry in OTHER_KINDS if entry[1] not in (_clear, _reopen))
+"""Those that do not end what every sequence was."""
 _NEEDS_TOKENS = frozenset((_rollback, _share, _remove, _drop, _save, _keep, _shift, _divide))
 _NEEDS_TWO = frozenset((_share, _keep))
 _DECODE_SHARES_PERCENT = (35, 25, 45, 55)
@@ -498,40 +497,55 @@ _DECODE_WEIGHT_LEAST = 600
 
 def draw_program(choices: Choices, model: Model, operations_max: int, steering: Steering | None = None) -> Program:
     """A program of at most `operations_max` (at least 1) operations, steered away from what is known. Raises UsageError when the model is bad."""
-    cache = _draw_configuration(choices, model_facts(model).has_window)
+    cache = draw_configuration(choices, model_facts(model).has_window)
     draft = Draft(choices, model, cache, operations_max)
-    weights = [common * weight for (common, _), weight in zip(_OTHER_KINDS, choices.swarm(len(_OTHER_KINDS)), strict=True)]
+    weights = _swarm_weights(choices, OTHER_KINDS)
     if steering is not None:
         _steer(steering, weights, draft)
-    share_percent = choices.pick(_DECODE_SHARES_PERCENT)
-    decode_weight = max(_DECODE_WEIGHT_LEAST, sum(weights) * share_percent // (100 - share_percent))
-    cumulative = list(accumulate([decode_weight, *weights]))
+    cumulative = _with_decode(choices, weights)
     _open_with_prompts(draft)
 
     def step() -> bool:
-        kind_index = choices.weighted(cumulative)
-        if not kind_index and draft.is_rollback_pending() and choices.chance(40):  # let something else meet it first
-            kind_index = choices.weighted(cumulative)
-        _add_one(draft, kind_index)
+        add_one(draft, OTHER_KINDS, cumulative)
         return len(draft.operations) < operations_max - 1
 
     if operations_max > 1 + len(draft.operations):
         most = operations_max - 1 - len(draft.operations)
         choices.repeat(step, min(OPERATIONS_FEWEST, most), min(OPERATIONS_AVERAGE, most), most)
-    _close(draft)
+    close_draft(draft)
     return Program(model, cache, tuple(draft.operations))
 
 
-def _add_one(draft: Draft, kind_index: int) -> None:
+def draw_weights(choices: Choices, kinds: Kinds) -> list[int]:
+    """Running sums of weights: decode's, and those of the kinds of which a random subset is switched off."""
+    return _with_decode(choices, _swarm_weights(choices, kinds))
+
+
+def _swarm_weights(choices: Choices, kinds: Kinds) -> list[int]:
+    return [common * weight for (common, _), weight in zip(kinds, choices.swarm(len(kinds)), strict=True)]
+
+
+def _with_decode(choices: Choices, weights: Sequence[int]) -> list[int]:
+    share_percent = choices.pick(_DECODE_SHARES_PERCENT)
+    decode_weight = max(_DECODE_WEIGHT_LEAST, sum(weights) * share_percent // (100 - share_percent))
+    return list(accumulate([decode_weight, *weights]))
+
+
+def add_one(draft: Draft, kinds: Kinds, cumulative: Sequence[int]) -> None:
+    """One operation of a kind drawn by `cumulative` (`draw_weights` of these kinds); few kinds add a second one."""
+    choices = draft.choices
+    kind_index = choices.weighted(cumulative)
+    if not kind_index and draft.is_rollback_pending() and choices.chance(40):  # let something else meet it first
+        kind_index = choices.weighted(cumulative)
     if draft.damaged_slot is not None:
         _restore_damaged(draft, draft.damaged_slot)
         return
     if not kind_index:
         _decode(draft)
         return
-    add = _OTHER_KINDS[kind_index - 1][1]
+    add = kinds[kind_index - 1][1]
     nothing_there = (add in _NEEDS_TOKENS and not draft.filled()) or (add in _NEEDS_TWO and len(draft.tracks) < 2)
-    if nothing_there and not draft.choices.chance(8):
+    if nothing_there and not choices.chance(8):
         _decode(draft)
     else:
         add(draft)
@@ -564,7 +578,7 @@ def _open_with_equal_prompts(draft: Draft) -> None:
         draft.appended(sequence, len(tokens))
 
 
-def _close(draft: Draft) -> None:
+def close_draft(draft: Draft) -> None:
     """One new-salt token for every sequence that may hold tokens; for the hot one when none does."""
     sequences = [sequence for sequence, track in enumerate(draft.tracks) if track.may_hold] or [draft.hot]
     salt = draft.new_salt()

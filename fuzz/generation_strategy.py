@@ -6,6 +6,7 @@ Rules
 - Swarm weights are one draw: a set of features switched off, which shrinks to all of them on.
 - Fewer draws shrink better and cost less: what only says how often is not drawn; whether an operation may be unusual at all is
   part of the question whether to go on, and in a usual one every small chance is answered No without a draw.
+- A campaign's program is one draw: a seed. It costs next to nothing, and does not shrink.
 Source: Hypothesis, guides/strategies-that-shrink.
 """
 
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from ..spec.models import Model
 from ..spec.programs import Program
 from .choices import SWARM_WEIGHT_MAX
-from .generation_operations import draw_program
+from .generation import generate, model_for
+from .profiles import profile_of
 
 Option = TypeVar("Option")
 
@@ -85,9 +87,19 @@ def _one_more(draw: st.DrawFn, choices: HypothesisChoices, step: Callable[[], bo
 
 
 @st.composite
-def program_strategy(draw: st.DrawFn, families: Sequence[str], max_operations: int) -> Program:
-    """Programs of these families with at most `max_operations` operations."""
+def program_strategy(draw: st.DrawFn, families: Sequence[str], max_operations: int, profile: str) -> Program:
+    """Programs of these families and this profile with at most `max_operations` operations."""
     choices = HypothesisChoices(draw)
     choices.allow_unusual(choices.integer(0, 3) >= 4 - _UNUSUAL_OF_FOUR)
     model = Model(choices.pick(families), choices.integer(0, 1))
-    return draw_program(choices, model, max_operations)
+    return profile_of(profile).draw(choices, model, max_operations)
+
+
+SEEDS = 1 << 64
+
+
+@st.composite
+def seeded_program_strategy(draw: st.DrawFn, families: Sequence[str], profile: str) -> Program:
+    """A campaign's programs: the seed says the family, the model and all operations."""
+    seed = draw(_integers(0, SEEDS - 1))
+    return generate(seed, model_for(seed, families[seed % len(families)]), profile)

@@ -26,20 +26,22 @@ from ..spec.programs import Program, program_text
 from ..store.campaigns import Context, Noise
 from .generation import generate, model_for
 from .pair import open_bench
+from .profiles import PROFILES, SWARM
 from .reach import NOTHING_REACHED, ReachCounter, Reached
 from .trial import Bench, Trial, without_rows
 
-SHARD_PROGRAMS = 64
+SHARD_PROGRAMS = PROFILES[SWARM].shard_programs
 
 
 class ShardTask(msgspec.Struct, frozen=True):
-    """Which shard: of which seed, with which number, how many of its programs, and what its programs are steered away from."""
+    """Which shard: of which seed, with which number, how many of its programs, what they are steered away from, and of which profile."""
 
     seed: int
     shard: int
     families: tuple[str, ...]
     count: int = SHARD_PROGRAMS
     known: tuple[Context, ...] = ()
+    profile: str = SWARM
 
 
 class Divergent(msgspec.Struct, frozen=True):
@@ -85,18 +87,19 @@ def shard_model(seed: int, shard: int, families: Sequence[str]) -> Model:
 
 
 def shard_programs(
-    seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS, known: Sequence[Context] = ()
+    seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS, known: Sequence[Context] = (), profile: str = SWARM
 ) -> list[Program]:
-    """The first `count` programs of a shard; `known`: what they are steered away from, where it is of their family."""
+    """The first `count` programs of a shard; `known`: what they are steered away from, where it is of their family and the profile is
+    `swarm`. Raises UsageError for an unknown profile."""
     model = shard_model(seed, shard, families)
     avoided = [context.operations for context in known if context.family == model.family]
-    return [generate(_number(seed, shard, number), model, avoided) for number in range(count)]
+    return [generate(_number(seed, shard, number), model, profile, avoided) for number in range(count)]
 
 
 def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
     """Generate, run and judge a shard's programs."""
     started = perf_counter()
-    programs = shard_programs(task.seed, task.shard, task.families, task.count, task.known)
+    programs = shard_programs(task.seed, task.shard, task.families, task.count, task.known, task.profile)
     generated = perf_counter()
     running, judging = bench.spent.running, bench.spent.judging
     trials = bench.try_programs(programs)

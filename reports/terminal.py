@@ -389,6 +389,8 @@ def account_text(account: Account) -> str:
         "  ",
     )
     lines += wrapped(f"version      {account.version}", " " * 13)
+    if account.profile != "swarm":
+        lines.append(f"profile      {account.profile}")
     if account.oracle != "own":
         lines += wrapped(
             "oracle       engine: an output is right when a fresh session that is given the whole log at once gives it, too", " " * 13

@@ -7,20 +7,25 @@ Rules
     program = parse_program("model lfm2 seed=0; decode 0:10; decode 0:4; rollback 0 2; decode 0:1/1")
     check(program, "numba").kind            # "ok", or what went wrong first: answers, positions and outputs are judged
     execute(program, target)                # only what a target answered, operation by operation; no output is compared
-    @given(programs())                      # a Hypothesis strategy over whole programs
+    @given(programs())                      # a Hypothesis strategy over whole programs; also: programs(profile="server")
+    @given(seeded_programs())               # the same as a campaign draws them: one draw a program
+    note_rarities(program, run)             # tell Hypothesis what is rare in a program
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .fuzz.execution import execute
-    from .fuzz.generation import programs
+    from .fuzz.generation import programs, seeded_programs
+    from .fuzz.rarities import note_rarities
     from .fuzz.trial import check
     from .spec.programs import Program, parse_program, program_text
 
     __version__: str
 
-__all__ = ["Program", "__version__", "check", "execute", "parse_program", "program_text", "programs"]
+__all__ = [
+    "Program", "__version__", "check", "execute", "note_rarities", "parse_program", "program_text", "programs", "seeded_programs",
+]  # fmt: skip
 
 _ROOMS = {
     "Program": "spec.programs",
@@ -28,7 +33,9 @@ _ROOMS = {
     "program_text": "spec.programs",
     "check": "fuzz.trial",
     "execute": "fuzz.execution",
+    "note_rarities": "fuzz.rarities",
     "programs": "fuzz.generation",
+    "seeded_programs": "fuzz.generation",
 }
 
 

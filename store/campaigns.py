@@ -95,6 +95,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oracle          whose recompute was the truth where no other target was: our own, or the engine's
     reach           None: not counted (an account of an older version)
     canary          None: not watched (an account of an older version)
+    profile         which kind of programs was drawn
     """
 
     target: str
@@ -123,6 +124,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     known: tuple[Known, ...] = ()
     reach: Reach | None = None
     canary: Canary | None = None
+    profile: str = "swarm"
     format: int = FORMAT
 
 

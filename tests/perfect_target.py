@@ -157,7 +157,7 @@ class PerfectSession:
     def save_all(self) -> tuple[Outcome, bytes]:
         return ACCEPTED, self._blob(self.logs, True)
 
-    def _restored(self, data: bytes, destinations: Sequence[int], whole: bool) -> Outcome:
+    def _restored(self, data: bytes, destinations: Sequence[int], whole: bool, partial: bool = False) -> Outcome:
         blob = _opened(data)
         if blob is None:
             return refused("the checksum differs")
@@ -166,13 +166,15 @@ class PerfectSession:
         logs = list(self.logs)
         for sequence, log in zip(destinations, blob.logs, strict=True):
             logs[sequence] = tuple(Cell(cell.token, cell.position, self._new_mark()) for cell in log)
+            if partial:  # the attention cells are there already
+                logs[sequence] = self.logs[sequence][: len(log)]
         if not self._fits(logs):
             return refused("no room")
         self.logs = logs
         return ACCEPTED
 
     def restore(self, sequence: int, blob: bytes, partial: bool, device: bool) -> Outcome:
-        return self._restored(blob, [sequence], False)
+        return self._restored(blob, [sequence], False, partial)
 
     def restore_all(self, blob: bytes) -> Outcome:
         return self._restored(blob, range(len(self.logs)), True)

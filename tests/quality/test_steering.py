@@ -26,7 +26,7 @@ from statedrift.store.campaigns import Campaign, Noise  # noqa: E402
 
 LFM2 = Model("lfm2")
 SEEDS = range(600)
-CANARY = "statedrift.fuzz.canary:TARGET"
+CANARY = "statedrift.fuzz.canary:FREQUENT"
 
 
 @pytest.fixture

@@ -69,6 +69,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         (["fuzz", "--target", "numba", "--seconds", "inf"], "--seconds"),
         (["fuzz", "--target", "numba", "--family", "rwkv9"], "rwkv9"),
         (["fuzz", "--target", "nothing"], "llamacpp, numba"),
+        (["fuzz", "--target", "numba", "--profile", "nosuch"], "swarm, speculative, server, agents, soak"),
         (["doctor", "--target", "nothing"], "llamacpp, numba"),
         (["bench", "throughput", "--seconds", "0"], "--seconds"),
     ],

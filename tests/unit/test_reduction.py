@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
-from statedrift.fuzz.generation import programs
+from statedrift.fuzz.generation import generate, programs
 from statedrift.fuzz.reduction import candidates, cost, is_documented, reduce_trial
 from statedrift.fuzz.signatures import coarse_signature, fine_signature
 from statedrift.fuzz.trial import Bench, Trial
@@ -16,7 +17,7 @@ from statedrift.oracle.recompute import use_one_thread
 from statedrift.spec.configuration import CACHE_KEYS, CacheConfiguration
 from statedrift.spec.errors import UsageError
 from statedrift.spec.models import Model
-from statedrift.spec.operations import AnyOperation, Decode, Drop, Item, Keep, Restore, Rollback, Save, operation_name
+from statedrift.spec.operations import AnyOperation, Clear, Decode, Drop, Item, Keep, Restore, Rollback, Save, operation_name
 from statedrift.spec.programs import Program, check_program, parse_program, program_text
 from statedrift.spec.verdicts import Verdict, VerdictKind
 from statedrift.store.campaigns import Noise
@@ -92,6 +93,17 @@ def test_a_crash_is_found_again_in_the_reduced_program() -> None:
     assert "ASSERT(empty)" in trial.verdict.reason
     assert trial.run is not None
     assert [step.outcome.word for step in trial.run.steps] == ["accepted", "crash"]
+
+
+def test_a_program_of_thousands_of_operations_is_reduced() -> None:
+    """A long session that is cleared at its end: what aborts is its last operation, and needs one decode of all before it."""
+    soak = generate(0, Model("lfm2"), "soak")
+    long = msgspec.structs.replace(soak, operations=(*soak.operations, Clear()))
+    with open_bench("faulty:CLEAR_ABORTS") as bench:
+        start = bench.try_program(long)
+        assert start.verdict.kind == "crash"
+        assert start.verdict.operation_index == len(soak.operations) > 2000
+        assert body(reduce_trial(start, bench).program) == "model lfm2 seed=0; decode 0:1; clear"
 
 
 def test_the_signature_stays() -> None:

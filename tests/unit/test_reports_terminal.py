@@ -207,6 +207,11 @@ def test_operations_that_were_always_refused_are_named() -> None:
     assert never_accepted(ACCOUNT) == ("shift",)
 
 
+def test_an_account_names_its_profile_where_it_is_not_the_usual_one() -> None:
+    assert "profile" not in account_text(ACCOUNT)
+    assert "\nprofile      server\n" in account_text(msgspec.structs.replace(ACCOUNT, profile="server"))
+
+
 def test_an_account_of_nothing_can_be_shown() -> None:
     nothing = msgspec.structs.replace(ACCOUNT, seconds=0.0, programs=0, operations=0, outcomes={}, verdicts={}, noise={})
     assert "programs     0 (-), 0 operations (-)" in account_text(nothing)
