@@ -51,12 +51,12 @@ class CoupledTokenReachesOneSequence(_Attention):
     """The keys of a token that belongs to several sequences are written for the first of them only."""
 
     def follow(self, leader: int, follower: int, token_count: int) -> None:
-        cells = self.cell_of[follower, int(self.length[follower]) : int(self.length[follower]) + token_count].copy()
-        kept = [rows[:, cells].copy() for rows in (*self.keys, *self.values)]
+        start = int(self.length[follower])
         super().follow(leader, follower, token_count)
         if self.probe.strikes(not self.unified):
-            for rows, values in zip((*self.keys, *self.values), kept, strict=True):
-                rows[:, cells] = values
+            cells = self.cell_of[follower, start : start + token_count]
+            for rows in (*self.keys, *self.values):
+                rows[:, cells] = 0
 
 
 @mutant("sgl-project/sglang#27038", "model lfm2; cache unified=1; decode 0:1; share 0 1; drop 0; decode 1:1")

@@ -1,7 +1,5 @@
 """Every mutant is what it says: its shortest program shows it, its fixed twin passes, and no shorter program shows it."""
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 from statedrift.fuzz.mutants import MUTANTS, Mutant, MutantTarget
@@ -12,9 +10,9 @@ from statedrift.store.campaigns import Noise
 
 
 @pytest.fixture(scope="module")
-def noises() -> Iterator[dict[Model, Noise]]:
+def noises() -> dict[Model, Noise]:
     """Tolerances are those of the sound cache, measured once a model."""
-    yield {}
+    return {}
 
 
 def _trials(mutant: Mutant, programs: list[Program], noises: dict[Model, Noise], is_faulty: bool) -> tuple[list[Trial], MutantTarget]:
