@@ -16,7 +16,7 @@ class _Attention(AttentionCache):
     probe: Probe
 
 
-@mutant("unslothai/llama.cpp#111", "model lfm2_swa; decode 0:1; share 0 1; decode 1:1")
+@mutant("llama.cpp (unsloth fork)#111", "model lfm2_swa; decode 0:1; share 0 1; decode 1:1")
 class ShareForgetsWindowedLayers(_Attention):
     """A share between streams copies the layers that see everything, and not those with a window."""
 
@@ -38,7 +38,7 @@ class ShareForgetsIndexRows(_Attention):
             self.index_rows[:, target : target + count] = kept
 
 
-@mutant("ggml-org/llama.cpp#16382", "model lfm2; decode 0:1; share 0 1; decode 1:1")
+@mutant(CLASSIC, "model lfm2; decode 0:1; share 0 1; decode 1:1")
 class ShareLeavesOutTheNewestToken(_Attention):
     """A share copies every cell but the newest."""
 
@@ -103,7 +103,7 @@ class WindowOneLong(_Attention):
         return full, windowed
 
 
-@mutant("sgl-project/sglang#33773", "model lfm2; cache n_seq_max=1 n_ctx=16 unified=1; decode 0:16", "bad-refusal")
+@mutant(CLASSIC, "model lfm2; cache n_seq_max=1 n_ctx=16 unified=1; decode 0:16", "bad-refusal")
 class PoolRefusesItsLastCell(_Attention):
     """The last free cell of the unified pool is held back, and a batch that would just fit is refused."""
 
@@ -114,7 +114,7 @@ class PoolRefusesItsLastCell(_Attention):
         return reason
 
 
-@mutant("osaurus-ai/vmlx-swift#210", "model falcon_h1; decode 0:1; save 0 a; restore a 1; decode 1:1")
+@mutant("vmlx-swift#210", "model falcon_h1; decode 0:1; save 0 a; restore a 1; decode 1:1")
 class RestoredToTheWrongLayer(_Attention):
     """A restore hands keys and values to each layer from its neighbour."""
 

@@ -51,7 +51,7 @@ class TrimOfNothingRefused(_Hybrid):
         return super().remove(sequence, start, end)
 
 
-@mutant("jundot/omlx#3232", "model lfm2; decode 0:1; share 0 1; decode 1:1")
+@mutant(CLASSIC, "model lfm2; decode 0:1; share 0 1; decode 1:1")
 class ShareForgetsAttention(_Hybrid):
     """A share copies the recurrent half and the positions only."""
 

@@ -146,7 +146,7 @@ class ZeroedAgainInEveryUbatch(_Planes):
         return plan
 
 
-@mutant("huggingface/transformers#46741", "model jamba; decode 0:1; decode 0:2")
+@mutant("huggingface/transformers#45513", "model jamba; decode 0:1; decode 0:2")
 class SeveralTokensForgetThePast(_Planes):
     """More than one token on top of a state takes the path of a first prompt, which starts from zero."""
 

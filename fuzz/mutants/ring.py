@@ -26,7 +26,7 @@ class RingRollbackOnePlaneOff(_Ring):
             self.base[sequence] = (self.base[sequence] + 1) % self.planes
 
 
-@mutant("vllm-project/vllm#55504", "model mamba2; decode 0:1; share 0 1; decode 1:1; rollback 1 1; decode 1:1", cache="ring")
+@mutant(CLASSIC, "model mamba2; decode 0:1; share 0 1; decode 1:1; rollback 1 1; decode 1:1", cache="ring")
 class RingLeavesItsStatesBehind(_Ring):
     """A sequence that leaves a shared cell takes along none of the states that it can go back to."""
 
@@ -86,7 +86,7 @@ class RingShareForgetsIndex(_Ring):
             self.base[destination] = 0
 
 
-@mutant("ggml-org/llama.cpp#14414", "model mamba2; cache n_ubatch=2; decode 0:3", cache="ring")
+@mutant(CLASSIC, "model mamba2; cache n_ubatch=2; decode 0:3", cache="ring")
 class RingUbatchStartsFromTheFirst(_Ring):
     """Every ubatch of a batch reads the state from before the whole batch."""
 

@@ -31,7 +31,7 @@ class SaveForgetsPendingRollback(_Rows):
         return super().read(sequence, state_count)
 
 
-@mutant("osaurus-ai/vmlx-swift#210", "model lfm2; decode 0:1; save 0 a; restore a 1; decode 1:1")
+@mutant("vmlx-swift#210", "model lfm2; decode 0:1; save 0 a; restore a 1; decode 1:1")
 class SaveForgetsTheConvolution(_Rows):
     """A saved state has zeros for the window of the convolution."""
 
@@ -53,7 +53,7 @@ class SaveForgetsTheRecurrentState(_Rows):
         return states
 
 
-@mutant("jundot/omlx#3232", "model qwen4exp; decode 0:3; save 0 a; restore a 1; decode 1:1")
+@mutant(CLASSIC, "model qwen4exp; decode 0:3; save 0 a; restore a 1; decode 1:1")
 class RestoreForgetsTokenHistory(_Rows):
     """A restore leaves the convolution of per-layer embeddings as the cell's last owner left it."""
 
@@ -125,7 +125,7 @@ class RefusedRestoreLeavesAHalf(_Session):
         return outcome
 
 
-@mutant("ggml-org/llama.cpp#27148", "model mamba2; decode 1:1; keep 0", "false-success")
+@mutant(CLASSIC, "model mamba2; decode 1:1; keep 0", "false-success")
 class KeepSparesTheNextSequence(_Session):
     """Keeping one sequence leaves the one after it as it was."""
 
