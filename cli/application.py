@@ -229,6 +229,24 @@ def throughput(
     return throughput_command(tuple(target or ()), tuple(family or ()), seconds, seed, write)
 
 
+@bench.command()
+def mutants(
+    mutant: Annotated[
+        list[str] | None, typer.Option("--mutant", metavar="NAME", help="This one; may be given several times. Else all.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="10 seeds of at most 60 s each, in place of 3 of 20 s.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Beside uniform choices and a Hypothesis state machine.")] = False,
+    results: Annotated[
+        Path | None, typer.Option("--results", metavar="FILE", help="Keep every run here, and go on from what is there.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Measure how soon named faults in our own caches are found."""
+    from .mutants import mutants_command
+
+    return mutants_command(tuple(mutant or ()), full, compare, results, json)
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the answer is the exit status, and nothing is raised."""
     command: Callable[..., Any] = typer.main.get_command(application)

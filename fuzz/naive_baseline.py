@@ -8,8 +8,9 @@ Rules
 - Hypothesis is imported only when it is run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -26,10 +27,14 @@ from .shards import settled_heap, shard_programs
 from .throughput import one_core
 from .trial import Bench
 
+if TYPE_CHECKING:
+    from hypothesis.stateful import RuleBasedStateMachine
+
 TARGET_NAME = "numba"
 STEPS = 20
 """Most steps of an example; the average is about 15."""
 EXAMPLES = 200
+SEARCH_EXAMPLES = 1_000_000
 WARM_UP_EXAMPLES = 10
 MIX_SHARDS = 10
 _SLOTS = ("a", "b")
@@ -116,13 +121,73 @@ def measure_naive(family: str, examples: int = EXAMPLES) -> NaiveThroughput:
 
 
 def _run_machine(target: Target, model: Model, tolerance: float, examples: int) -> Mix:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    mix = Mix()
+    run_state_machine_as_test(state_machine(target, model, tolerance, mix), settings=quick_settings(examples))
+    return mix
+
+
+def quick_settings(examples: int, derandomize: bool = True) -> Any:
+    """Hypothesis at its quickest: `hypothesis.settings`."""
     from hypothesis import HealthCheck, Phase, settings
+
+    return settings(
+        max_examples=examples,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=None,
+        derandomize=derandomize,
+        report_multiple_bugs=False,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class _TimeIsOver(BaseException):
+    """Hypothesis does not take it for a failure of the test."""
+
+
+def search_naively(target: Target, model: Model, tolerance: float, seed: int, limit_seconds: float) -> tuple[bool, float, int]:
+    """Run the state machine on a target until it fails; whether it did, CPU seconds, and examples until then.
+
+    The end is looked for between examples, also by the clock: after four times `limit_seconds`.
+    """
+    import hypothesis
+    from hypothesis.stateful import run_state_machine_as_test
+
+    use_one_thread()
+    mix = Mix()
+    started, clock_started = process_time(), perf_counter()
+
+    is_over = False
+
+    def check_time() -> None:
+        nonlocal is_over
+        if process_time() - started >= limit_seconds or perf_counter() - clock_started >= 4 * limit_seconds:
+            is_over = True
+            raise _TimeIsOver
+
+    machine = hypothesis.seed(seed)(state_machine(target, model, tolerance, mix, check_time))
+    is_found = False
+    try:
+        run_state_machine_as_test(machine, settings=quick_settings(SEARCH_EXAMPLES, derandomize=False))
+    except _TimeIsOver:
+        pass
+    except Exception:  # an assertion of the machine, or whatever else the target raised; or Hypothesis on an example that was broken off
+        is_found = not is_over
+    return is_found, process_time() - started, mix.programs
+
+
+def state_machine(
+    target: Target, model: Model, tolerance: float, mix: Mix, before_example: Callable[[], None] = lambda: None
+) -> type["RuleBasedStateMachine"]:
+    """The state machine for a target; it counts in `mix` what it does."""
     from hypothesis import strategies as st
-    from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+    from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
     from ..oracle.contract import Piece
 
-    mix = Mix()
     cache = CacheConfiguration()
     sequences = st.integers(0, cache.n_seq_max - 1)
     n_vocab = dimensions_of(model)["n_vocab"]
@@ -132,6 +197,7 @@ def _run_machine(target: Target, model: Model, tolerance: float, examples: int) 
 
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
+            before_example()
             super().__init__()
             self.session = target.open(model, cache)
             self.logs: list[tuple[int, ...]] = [()] * cache.n_seq_max
@@ -229,14 +295,4 @@ def _run_machine(target: Target, model: Model, tolerance: float, examples: int) 
             self.kept[sequence] = 0
             self.done()
 
-    quick = settings(
-        max_examples=examples,
-        stateful_step_count=STEPS,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(Machine, settings=quick)
-    return mix
+    return Machine

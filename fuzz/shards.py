@@ -76,14 +76,15 @@ class ShardResult(msgspec.Struct, frozen=True):
     reached: Reached = NOTHING_REACHED
 
 
-def _number(*parts: object) -> int:
+def number_of(*parts: object) -> int:
+    """A number that is a pure function of its parts; 0 to 2^64 - 1."""
     digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def shard_model(seed: int, shard: int, families: Sequence[str]) -> Model:
     """The model of a shard: families take turns."""
-    return model_for(_number(seed, shard, "model"), families[shard % len(families)])
+    return model_for(number_of(seed, shard, "model"), families[shard % len(families)])
 
 
 def shard_programs(
@@ -93,7 +94,7 @@ def shard_programs(
     `swarm`. Raises UsageError for an unknown profile."""
     model = shard_model(seed, shard, families)
     avoided = [context.operations for context in known if context.family == model.family]
-    return [generate(_number(seed, shard, number), model, profile, avoided) for number in range(count)]
+    return [generate(number_of(seed, shard, number), model, profile, avoided) for number in range(count)]
 
 
 def run_shard(bench: Bench, task: ShardTask) -> ShardResult:

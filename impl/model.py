@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from ..spec.configuration import CacheConfiguration, check_configuration
 from ..spec.errors import UsageError
@@ -107,8 +107,19 @@ def check_session(model: PreparedModel, configuration: CacheConfiguration) -> No
         )
 
 
+class Sides(NamedTuple):
+    """The classes that a cache is made of, beside its cells: whoever plants a fault gives a class of their own."""
+
+    recurrent: type[RecurrentCache] = RecurrentCache
+    attention: type[AttentionCache] = AttentionCache
+    hybrid: type[HybridCache] = HybridCache
+
+
+SIDES = Sides()
+
+
 def open_cache(
-    model: PreparedModel, configuration: CacheConfiguration, cells_class: type[Cells] = StrictCells
+    model: PreparedModel, configuration: CacheConfiguration, cells_class: type[Cells] = StrictCells, sides: Sides = SIDES
 ) -> tuple[HybridCache, Memory]:
     """New, empty caches for a checked configuration, and their arrays. Memory is zero, or NaN when the configuration says poison."""
     poison = configuration.start == "poison"
@@ -118,17 +129,17 @@ def open_cache(
     no_cells = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
     keys = values = (no_cells, no_cells)
     if model.recurrent_layers:
-        recurrent = RecurrentCache(
+        recurrent = sides.recurrent(
             cells_class(configuration.n_seq_max, configuration.n_rs_seq), len(model.recurrent_layers),
             math.prod(model.convolution_shape), math.prod(model.recurrent_shape), math.prod(model.embedding_shape),
             len(model.embedding_layers), poison,
         )  # fmt: skip
         convolution_rows, recurrent_rows, embedding_rows = recurrent.parts
     if model.attention_layers:
-        attention = AttentionCache(
+        attention = sides.attention(
             tuple(layer in model.windowed_layers for layer in model.attention_layers), model.window, model.key_heads, model.head_dim,
             configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison, model.keeps_values, model.index_width,
         )  # fmt: skip
         keys, values, index_rows = attention.keys, attention.values, attention.index_rows
     memory = Memory(convolution_rows, recurrent_rows, keys, values, embedding_rows, index_rows)
-    return HybridCache(recurrent, attention), memory
+    return sides.hybrid(recurrent, attention), memory

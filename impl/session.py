@@ -21,9 +21,9 @@ from ..spec.verdicts import ACCEPTED, Outcome, refused
 from .batches import OK, POSITION_NOT_NEXT, SEQUENCE_OUT_OF_RANGE, SplitBatch, split, ubatch_tokens
 from .cells import Cells, Plan, StrictCells
 from .coupled import Phase, phases_of
-from .forwards import turned_keys
+from .forwards import Sights, turned_keys
 from .hybrid_cache import POSITION_MAX
-from .model import check_session, open_cache, prepared
+from .model import SIDES, Sides, check_session, open_cache, prepared
 from .saved_state import pack, pack_session, unpack, unpack_session
 
 N_BATCH = 4096
@@ -47,14 +47,15 @@ class NumbaSession:
         configuration: CacheConfiguration,
         cells_class: type[Cells] = StrictCells,
         saves_snapshots: bool = False,
+        sides: Sides = SIDES,
     ) -> None:
-        """saves_snapshots: a save takes along the states that its sequence can go back to.
+        """saves_snapshots: a save takes along the states that its sequence can go back to. sides: classes of the caches.
 
         Raises UsageError for a model or a configuration that cannot be had.
         """
         self._model = prepared(model)
         check_session(self._model, configuration)
-        self._cache, self._memory = open_cache(self._model, configuration, cells_class)
+        self._cache, self._memory = open_cache(self._model, configuration, cells_class, sides)
         self._n_seq_max = configuration.n_seq_max
         self._unified = bool(configuration.unified)
         self._is_open = True
@@ -112,8 +113,12 @@ class NumbaSession:
         sights = self._cache.sights(ordered)
         y = np.empty((int(np.count_nonzero(wanted)), self._n_embd if hidden else self._n_vocab), np.float32)
         for ubatch in range(ordered.ubatch_count):
-            self._model.forward(self._model.weights, self._memory, ordered, plan or _NO_PLAN, sights, ubatch, hidden, y)
+            self._run_ubatch(ordered, plan or _NO_PLAN, sights, ubatch, hidden, y)
         return y
+
+    def _run_ubatch(self, ordered: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+        """Run one ubatch of an applied batch: its states and attention cells are written, and its wanted rows of `y`."""
+        self._model.forward(self._model.weights, self._memory, ordered, plan, sights, ubatch, hidden, y)
 
     def _decode_coupled(self, batch: Batch) -> Decoded:
         """The same for a batch with tokens of several sequences: phase by phase, once the whole of it is known to be right."""

@@ -66,7 +66,7 @@ def names(program: Program) -> set[str]:
 
 
 def generated(*avoided: tuple[str, ...]) -> list[Program]:
-    return [generate(seed, LFM2, avoided) for seed in SEEDS]
+    return [generate(seed, LFM2, avoided=avoided) for seed in SEEDS]
 
 
 @pytest.mark.parametrize("context", [("rollback",), ("restore", "save"), ("rollback", "share"), ("keep",), ("cancel",)])
