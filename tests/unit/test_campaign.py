@@ -21,8 +21,9 @@ sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 from statedrift.cli.fuzzing import status_of_campaign  # noqa: E402
 from statedrift.fuzz import campaign as campaign_module  # noqa: E402
 from statedrift.fuzz import known as known_module  # noqa: E402
+from statedrift.fuzz import workers as workers_module  # noqa: E402
 from statedrift.fuzz.campaign import Progress, Settings, round_shards, run_campaign  # noqa: E402
-from statedrift.fuzz.shards import SHARD_PROGRAMS, shard_programs  # noqa: E402
+from statedrift.fuzz.shards import SHARD_PROGRAMS, ShardResult, shard_programs  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
 from statedrift.spec.programs import parse_program, program_text  # noqa: E402
 from statedrift.spec.verdicts import DIVERGENCE_KINDS  # noqa: E402
@@ -332,14 +333,14 @@ def test_an_interrupt_at_the_terminal_ends_all_processes_with_a_summary(second_w
 
 
 def test_an_interrupt_that_was_swallowed_ends_a_campaign_after_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    judged = campaign_module.run_shard
+    judged = workers_module.run_shard
 
-    def run_shard(*arguments: Any) -> campaign_module.ShardResult:
+    def run_shard(*arguments: Any) -> ShardResult:
         with contextlib.suppress(KeyboardInterrupt):  # as a callback from native code does
             signal.raise_signal(signal.SIGTERM)
         return judged(*arguments)
 
-    monkeypatch.setattr(campaign_module, "run_shard", run_shard)
+    monkeypatch.setattr(workers_module, "run_shard", run_shard)
     assert not run_campaign(Settings("numba", ("lfm2",), programs=200)).account.complete
 
 

@@ -230,13 +230,13 @@ def test_a_run_that_ended_early_counts_as_far_as_it_came() -> None:
 
 
 def test_a_shard_tells_what_it_reached() -> None:
-    from statedrift.fuzz.shards import run_shard
+    from statedrift.fuzz.shards import ShardTask, run_shard
     from statedrift.spec.models import Model
     from statedrift.store.campaigns import Noise
 
     with Bench("numba") as bench:
         bench.set_noise({Model("lfm2", seed): Noise(0.0, 1e-4, 0) for seed in (0, 1)})
-        result = run_shard(bench, 0, 0, ("lfm2",), 16)
+        result = run_shard(bench, ShardTask(0, 0, ("lfm2",), 16))
     answers = result.reached.counts["answers"]
     assert answers["decode accepted"] == result.outcomes["decode"]["accepted"]
     assert {name.split()[0] for name in answers} <= set(OPERATION_NAMES)

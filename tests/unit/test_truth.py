@@ -541,7 +541,6 @@ def test_a_death_and_a_failure_are_no_truths() -> None:
         (["replay", PLAIN, "--target", "numba", "--oracle", "engine", "--inspect"], "--inspect"),
         (["explain", PLAIN, "--target", "numba", "--oracle", "engine", "--against", "numba"], "--against"),
         (["reduce", PLAIN, "--target", "numba", "--oracle", "hearsay"], "own, engine"),
-        (["fuzz", "--target", "llamacpp", "--family", "arwkv7"], "--oracle engine"),
         (["fuzz", "--target", "numba", "--family", "nothing"], "arwkv7"),
         (["size", "--family", "arwkv7"], "--layers"),
     ],
@@ -562,7 +561,7 @@ def test_a_family_without_a_recompute_says_who_can_judge_it() -> None:
     class Anything(FaultyTarget):
         families = ("arwkv7",)
 
-    with Bench(Anything()) as bench, pytest.raises(UsageError, match="judge it with --oracle engine"):
+    with Bench(Anything()) as bench, pytest.raises(UnavailableError, match="judge it with `--oracle engine`"):
         bench.noise(Model("arwkv7"))
 
 
