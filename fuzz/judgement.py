@@ -93,6 +93,17 @@ def unjudged_rows(model: Model, runs: Sequence[Run], tolerance: float = 0.0) -> 
     return int(np.count_nonzero(margins < margin_min(tolerance))), len(margins)
 
 
+def close_rows(model: Model, run: Run, tolerance: float) -> dict[int, list[int]]:
+    """The rows of a run that are not judged because a selection was too close: operation index -> their places among its rows."""
+    if not _selects(model):
+        return {}
+    close: dict[int, list[int]] = defaultdict(list)
+    for span, answer in zip(run.spans, recompute_of(model).answers(_requests([run])), strict=True):
+        places = np.asarray(span.places, np.int64)[answer.margins < margin_min(tolerance)]
+        close[span.operation_index] += places.tolist()
+    return close
+
+
 def _requests(runs: Sequence[Run]) -> list[Request]:
     return [Request(span.log, span.indices, span.hidden) for run in runs for span in run.spans]
 

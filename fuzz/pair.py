@@ -28,7 +28,7 @@ from ..spec.verdicts import Outcome, Relation, Verdict
 from ..store.campaigns import Noise
 from .engine_child import Failed
 from .execution import NOTHING_DECLARED, Manner, Run, Step, dead_at_opening
-from .judgement import row_errors
+from .judgement import close_rows, row_errors
 from .sandbox import Death
 from .trial import Bench, Trial, check_judgeable, failed_verdict
 
@@ -67,7 +67,7 @@ def common_capabilities(own: Capabilities, other: Capabilities) -> Capabilities:
 def compare(program: Program, own: Run, other: Run, tolerance: float, names: Names) -> Verdict:
     """The first difference between two followed runs of one program, as a verdict on the first of them; `ok` when they agree."""
     parting = _parting_step(program, own, other, names)
-    rows = _first_wrong_rows(own, other, tolerance, names, parting[0] if parting else len(program.operations))
+    rows = _first_wrong_rows(program.model, own, other, tolerance, names, parting[0] if parting else len(program.operations))
     if rows.verdict is not None:
         return rows.verdict
     if parting is not None:
@@ -174,21 +174,26 @@ def _rows_of(run: Run, index: int) -> np.ndarray:
     return np.frombuffer(data, np.float32).reshape(-1, width)
 
 
-def _first_wrong_rows(own: Run, other: Run, tolerance: float, names: Names, end: int) -> _Rows:
-    """Compare the rows of all operations before `end`, at once where one width allows it."""
+def _first_wrong_rows(model: Model, own: Run, other: Run, tolerance: float, names: Names, end: int) -> _Rows:
+    """Compare the rows of all operations before `end`, at once where one width allows it. Rows that differ and hang on a selection too close to
+    be judged are not compared."""
     indices = [index for index in sorted(own.rows) if index < end and index in other.rows and own.rows[index] != other.rows[index]]
     largest = 0.0
     first: tuple[int, np.ndarray] | None = None
+    close: dict[int, list[int]] | None = None
     for width in sorted({own.rows[index][1] for index in indices}):
         chosen = [index for index in indices if own.rows[index][1] == width]
         pairs = [(_rows_of(own, index), _rows_of(other, index)) for index in chosen]
         errors = row_differences(np.concatenate([mine for mine, _ in pairs]), np.concatenate([its for _, its in pairs]))
-        largest = max(largest, float(errors.max(initial=0.0)))
         if not np.all(errors <= tolerance):
+            close = close_rows(model, own, tolerance) if close is None else close
             ends = np.cumsum([len(mine) for mine, _ in pairs])
             for index, part in zip(chosen, np.split(errors, ends[:-1]), strict=True):
+                not_judged = [place for place in close.get(index, ()) if np.isfinite(part[place])]
+                part[not_judged] = 0.0  # a view of `errors`
                 if not np.all(part <= tolerance) and (first is None or index < first[0]):
                     first = index, part
+        largest = max(largest, float(errors.max(initial=0.0)))
     return _Rows(None if first is None else _wrong_rows(own, first[0], first[1], tolerance, names), largest)
 
 

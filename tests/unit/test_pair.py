@@ -132,6 +132,19 @@ def test_rows_are_compared_and_say_whose_they_are(row: int, sequence: int, posit
     assert compare(program, spoiled(run, 3, row, 0.25), run, 0.25, NAMES).kind == "ok"
 
 
+@pytest.mark.parametrize(("family", "kind"), [("qwen4exp", "ok"), ("lfm2", "wrong-output")])
+def test_rows_that_hang_on_a_selection_too_close_to_be_judged_are_not_compared(
+    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = parse_program(f"model {family}; decode 0:60 1:2")
+    run = execute(program, ScriptedTarget({}, {}), None, FOLLOW)
+    wrong = spoiled(run, 0, 59, 0.5)
+    assert compare(program, wrong, run, 0.25, NAMES).kind == "wrong-output"
+    monkeypatch.setattr("statedrift.fuzz.judgement.MARGIN_MIN", float("inf"))
+    assert compare(program, wrong, run, 0.25, NAMES).kind == kind
+    assert compare(program, spoiled(run, 0, 59, float("nan")), run, 0.25, NAMES).kind == "nonfinite"
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_row_that_is_finite_in_one_target_only_is_nonfinite(value: float) -> None:
     program = parse_program(f"model lfm2; {ROLLBACK}")
