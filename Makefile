@@ -1,7 +1,7 @@
 # Set-up and checks, from a fresh clone. Needed: Python 3.11 or newer, make, and for `make test` and `make lint` a C++ compiler
 # (llama-cpp-python is compiled, once, in about 4 minutes). Everything goes into .venv; a second call installs nothing.
 #
-#   make fuzz   20 seconds of fuzzing our own caches
+#   make fuzz   20 seconds of fuzzing our own caches, of three families (each has kernels to compile, once: a quarter of a minute)
 #   make test   all tests, llama.cpp included, on two processes (TEST_PROCESSES=0: on one)
 #   make lint   style, and types of the built wheel
 #   make clean  remove what these made
@@ -16,7 +16,7 @@ TEST_PROCESSES ?= 2
 .DELETE_ON_ERROR:
 
 fuzz: $(VENV)/.installed
-	$(VENV)/bin/statedrift fuzz --target numba --seconds 20
+	$(VENV)/bin/statedrift fuzz --target numba --family mamba2 --family lfm2 --family qwen35 --seconds 20
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
