@@ -41,6 +41,8 @@ def fuzz_command(
             failures.complain(reason)
         return failures.COULD_NOT_TEST
     say(summary_text(campaign, out))
+    if campaign.not_written:
+        failures.complain(f"this campaign is not kept: {campaign.not_written}")
     return status_of_campaign(campaign, undocumented)
 
 
@@ -108,12 +110,13 @@ def _offered_by_both(target: str, offered: Sequence[str], against: str, families
 
 
 def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
-    """1 when a divergence counts, else 2 when something could not be tested, nothing was judged or the canary was silent, else 0."""
+    """1 when a divergence counts (one that was not reduced always does), else 2 when something could not be tested or kept, nothing was
+    judged or the canary was silent, else 0."""
     account = campaign.account
-    if any(finding.documented or undocumented for finding in campaign.findings):
+    if account.unreduced or any(finding.documented or undocumented for finding in campaign.findings):
         return failures.DIVERGENCE
     faults = account.verdicts.get("harness-error", 0)
     judged = account.programs - account.verdicts.get("unknown", 0) - faults
-    if account.could_not_test or faults or judged <= 0 or is_silent(account.canary):
+    if campaign.not_written or account.could_not_test or faults or judged <= 0 or is_silent(account.canary):
         return failures.COULD_NOT_TEST
     return failures.OK

@@ -121,27 +121,27 @@ def _chosen(names: Sequence[str]) -> list[Mutant]:
 
 
 def _read(results: Path) -> list[_Line]:
-    """The lines of this version. Raises UsageError for a file that is none of ours."""
+    """The lines of this version; a last line without its end, of a run that was ended while it wrote, is taken out of the file. Raises
+    UsageError for a file that is none of ours."""
     try:
-        text = results.read_text(encoding="utf-8") if results.exists() else ""
-        lines = [msgspec.json.decode(line, type=_Line) for line in text.splitlines()]
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        data = results.read_bytes() if results.exists() else b""
+        lines = [msgspec.json.decode(line, type=_Line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+        if data and not data.endswith(b"\n"):
+            os.truncate(results, data.rfind(b"\n") + 1)
+    except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"--results {results}: it cannot be read as results of this command: {error}") from error
     return [line for line in lines if line.version == TARGET.version()]
 
 
 def _append(results: Path | None, line: _Line) -> None:
-    """One line, in one write: a run that is ended leaves whole lines behind."""
+    """One line more."""
     if results is None:
         return
     try:
-        descriptor = os.open(results, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with results.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
     except OSError as error:
-        raise UsageError(f"--results {results}: {error.strerror}") from error
-    try:
-        os.write(descriptor, msgspec.json.encode(line) + b"\n")
-    finally:
-        os.close(descriptor)
+        raise UsageError(f"--results {results}: {error.strerror}; the runs before this one are kept") from error
 
 
 def _measured(

@@ -120,6 +120,7 @@ class _Campaign:
         self.last_finding_seconds: float | None = None
         self.phase = "noise"
         self.account_written = 0.0
+        self.not_written = ""
         self.models: dict[Model, Noise] = {}
         self.known: list[Known] = []
         self.seconds_in_waves = 0.0  # of the campaign; `seconds_reducing` is summed over jobs
@@ -305,12 +306,10 @@ class _Campaign:
             oracle=self.settings.oracle,
             alternatives=reduction.alternatives,
         )
-        self.findings.discount(waiting)  # the new finding has it for its first
-        self.findings.add_finding(waiting.coarse, finding, enabling_operations(trial.program, trial.verdict))
+        self.findings.add_finding(waiting, finding, enabling_operations(trial.program, trial.verdict))
         self.last_finding_seconds = self.seconds
-        if self.settings.out is not None:
-            script = reproduction_script(finding, trial) if finding.against is None else None  # a script has one engine only
-            write_finding(self.settings.out / FINDINGS_FOLDER, finding, script)
+        script = reproduction_script(finding, trial) if finding.against is None else None  # a script has one engine only
+        self.write(lambda folder: write_finding(folder / FINDINGS_FOLDER, finding, script))
 
     # --- the account -------------------------------------------------------------------------------------------------------
 
@@ -321,9 +320,18 @@ class _Campaign:
         share = accepted / max(1, self.operations)
         progress = Progress(self.seconds, self.programs, self.operations, share, findings, self.last_finding_seconds, unknown, self.phase)
         self.on_progress(progress)
-        if self.settings.out is not None and monotonic() - self.account_written > ACCOUNT_SECONDS:
-            write_account(self.settings.out, self.account(False))
+        if monotonic() - self.account_written > ACCOUNT_SECONDS:
+            self.write(lambda folder: write_account(folder, self.account(False)))
             self.account_written = monotonic()
+
+    def write(self, write_into: Callable[[Path], object]) -> None:
+        """Write something into the campaign's folder, if it has one. A folder that cannot be written any more ends no campaign."""
+        if self.settings.out is None or self.not_written:
+            return
+        try:
+            write_into(self.settings.out)
+        except UsageError as error:
+            self.not_written = str(error)
 
     def account(self, complete: bool) -> Account:
         return Account(
@@ -341,6 +349,7 @@ class _Campaign:
             noise=self.noise,
             could_not_test=self.could_not_test,
             not_judged=tuple(self.not_judged),
+            unreduced=self.findings.unreduced(),
             seconds_generating=round(self.seconds_generating, 3),
             seconds_running=round(self.seconds_running, 3),
             seconds_judging=round(self.seconds_judging, 3),
@@ -378,17 +387,13 @@ class _Campaign:
             pass  # the summary of what was done is still the answer
         finally:  # also when the target cannot be used any more
             account = self.account(complete)
-            if self.settings.out is not None:
-                write_account(self.settings.out, account)
-                for finding in self.findings.by_signature.values():
-                    self._rewrite(finding)
-        return Campaign(account, tuple(self.findings.by_signature.values()))
+            self.write(lambda folder: write_account(folder, account))
+            self.write(self._bring_counts_up_to_date)
+        return Campaign(account, tuple(self.findings.by_signature.values()), self.not_written)
 
-    def _rewrite(self, finding: Finding) -> None:
-        """Bring the counts of a stored finding up to date."""
-        assert self.settings.out is not None
-        if finding.seen > 1:
-            write_finding(self.settings.out / FINDINGS_FOLDER, finding, None)
+    def _bring_counts_up_to_date(self, folder: Path) -> None:
+        for finding in self.findings.by_signature.values():
+            write_finding(folder / FINDINGS_FOLDER, finding, None)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Rules
 - A program counts for one finding: the one that it was reduced to, until then one that may explain it.
 - What nothing explains is reduced first, the smallest first; what a finding may explain gets a share, for two faults can wear one coat.
+- No divergence is lost: what was not reduced in the end is said, by its coarse signature.
 - Every choice here is a pure function of what came in, in its order: no clock, no number of processes.
 """
 
@@ -11,9 +12,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ..spec.programs import Program
+from ..spec.programs import Program, program_text
 from ..spec.verdicts import Verdict
-from ..store.campaigns import Context
+from ..store.campaigns import Context, Unreduced
 from ..store.findings import Finding
 from .signatures import enabling_name, enabling_operations
 from .trial import Trial
@@ -65,6 +66,11 @@ class Findings:
         self.enabling: dict[str, list[tuple[frozenset[str], str]]] = defaultdict(list)  # coarse -> (operations, fine)
         self.waiting: dict[str, list[Waiting]] = defaultdict(list)
         self.explained_reductions: Counter[str] = Counter()
+        self._wave: list[Waiting] = []  # what is being reduced
+        self._unexplained: Counter[str] = Counter()  # coarse -> programs that count for no finding
+        self._not_kept: dict[str, Counter[frozenset[str]]] = defaultdict(
+            Counter
+        )  # of those: coarse -> operations -> programs beyond WAITING_MAX
 
     def explanation(self, coarse: str, enabling: frozenset[str]) -> str | None:
         """A known finding whose operations are all in the program."""
@@ -81,26 +87,31 @@ class Findings:
 
     def add_divergent(self, waiting: Waiting) -> None:
         """Count a divergence for a finding that may explain it, and let it wait for its turn."""
-        explained = self.explanation(waiting.coarse, waiting.enabling)
+        coarse = waiting.coarse
+        self._unexplained[coarse] += waiting.is_generated
+        explained = self.explanation(coarse, waiting.enabling)
         if explained is not None:
             self.count(waiting, explained)
-        if len(self.waiting[waiting.coarse]) < WAITING_MAX:
-            self.waiting[waiting.coarse].append(waiting)
+        if len(self.waiting[coarse]) < WAITING_MAX:
+            self.waiting[coarse].append(waiting)
+        elif explained is None and waiting.is_generated:
+            self._not_kept[coarse][waiting.enabling] += 1
 
     def count(self, waiting: Waiting, fine: str) -> None:
         """The program is one of that finding's."""
         if not waiting.is_generated or waiting.counted == fine:
             return
-        self.discount(waiting)
-        finding = self.by_signature[fine]
-        self.by_signature[fine] = msgspec.structs.replace(finding, seen=finding.seen + 1, last_seen=now())
+        if waiting.counted is None:
+            self._unexplained[waiting.coarse] -= 1
+        else:  # it was not that finding after all
+            self._see(waiting.counted, -1)
+        self._see(fine, 1)
         waiting.counted = fine
 
-    def discount(self, waiting: Waiting) -> None:
-        """It was not that finding after all."""
-        if waiting.counted is not None:
-            finding = self.by_signature[waiting.counted]
-            self.by_signature[waiting.counted] = msgspec.structs.replace(finding, seen=finding.seen - 1)
+    def _see(self, fine: str, programs: int) -> None:
+        finding = self.by_signature[fine]
+        last_seen = now() if programs > 0 else finding.last_seen
+        self.by_signature[fine] = msgspec.structs.replace(finding, seen=finding.seen + programs, last_seen=last_seen)
 
     def next_wave(self, with_explained: bool, most: int) -> list[Waiting]:
         """At most `most` divergences to reduce next, none of which needs to know what becomes of another.
@@ -124,15 +135,33 @@ class Findings:
         for _, coarse, place in sorted(wave, reverse=True, key=lambda entry: entry[2]):
             if self.explanation(coarse, self.waiting[coarse].pop(place).enabling) is not None:
                 self.explained_reductions[coarse] += 1
+        self._wave = entries
         return entries
 
-    def add_finding(self, coarse: str, finding: Finding, enabling: frozenset[str]) -> None:
-        """A new finding; programs that wait without an explanation and have all its operations count for it."""
-        self.by_signature[finding.signature] = finding
+    def add_finding(self, waiting: Waiting, finding: Finding, enabling: frozenset[str]) -> None:
+        """A new finding, which a divergence was reduced to; programs that wait without an explanation and have all its operations count
+        for it, too."""
+        coarse = waiting.coarse
+        self.by_signature[finding.signature] = msgspec.structs.replace(finding, seen=0)
         self.enabling[coarse].append((enabling, finding.signature))
-        for waiting in self.waiting[coarse]:
-            if waiting.counted is None and enabling <= waiting.enabling:
-                self.count(waiting, finding.signature)
+        self.count(waiting, finding.signature)
+        for other in self.waiting[coarse]:
+            if other.counted is None and enabling <= other.enabling:
+                self.count(other, finding.signature)
+        explained = [operations for operations in self._not_kept[coarse] if enabling <= operations]
+        for programs in [self._not_kept[coarse].pop(operations) for operations in explained]:
+            self._unexplained[coarse] -= programs
+            self._see(finding.signature, programs)
+
+    def unreduced(self) -> tuple[Unreduced, ...]:
+        """The divergent programs that count for no finding, by coarse signature, each with the smallest that is at hand."""
+        left = []
+        for coarse, programs in sorted(self._unexplained.items()):
+            if programs:
+                kept = [entry for entry in (*self.waiting[coarse], *self._wave) if entry.coarse == coarse and entry.counted is None]
+                texts = ["; ".join(program_text(entry.trial.program).splitlines()) for entry in kept]
+                left.append(Unreduced(coarse, programs, min(texts, key=lambda text: (len(text), text), default="")))
+        return tuple(left)
 
 
 def now() -> str:

@@ -421,6 +421,9 @@ def account_text(account: Account) -> str:
         gaps += wrapped("never executed: " + words, "  ")
     if names := never_accepted(account):
         gaps += wrapped("never accepted: " + ", ".join(names), "  ")
+    for left in account.unreduced:
+        gaps += wrapped(f"not reduced: {plural(left.programs, 'program')} with {left.signature}", "  ")
+        gaps += wrapped(f"  {left.program}", "    ") if left.program else []
     for reason, text in account.not_judged:
         gaps += wrapped(f"not judged: {reason}", "  ") + wrapped(f"  {text}", "    ")
     for family, reason in account.could_not_test.items():
@@ -439,9 +442,15 @@ def verdict_sentence(campaign: Campaign) -> str:
     if not account.programs:
         return "nothing was tested: it ended before the first program" + _could_not_test(account)
     undocumented = sum(not finding.documented for finding in campaign.findings)
-    sentence = (f"{plural(count, 'divergence')}" if count else "no divergence") + f" in {plural(account.programs, 'program')}"
+    unreduced = sum(left.programs for left in account.unreduced)
+    programs = plural(account.programs, "program")
+    if unreduced and not count:
+        return f"{unreduced} of {programs} diverged, and none was reduced" + _could_not_test(account)
+    sentence = (f"{plural(count, 'divergence')}" if count else "no divergence") + f" in {programs}"
     if undocumented:
         sentence += f"; {undocumented} of them only in uses that the target's own documentation does not promise"
+    if unreduced:
+        sentence += f"; {plural(unreduced, 'divergent program')} not reduced"
     return sentence + _could_not_test(account)
 
 

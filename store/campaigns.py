@@ -58,6 +58,14 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_offered: tuple[str, ...] = ()
 
 
+class Unreduced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Divergent programs that were not reduced, so that no finding stands for them: their coarse signature, and one of them on one line."""
+
+    signature: str
+    programs: int
+    program: str
+
+
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the campaign's own eyes were watched: programs tried on a target that is wrong on purpose, and how many of them showed it.
 
@@ -87,6 +95,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verdicts        verdict kind -> programs
     noise           family -> measured floor and tolerance (the largest over the family's models)
     could_not_test  family -> why
+    unreduced       divergent programs that no finding stands for
     not_judged      the first programs that were neither right nor wrong: why, and their text on one line
     seconds_*       of wall time, summed over jobs
     against, against_version  the target that was the truth; None: the oracle was
@@ -117,6 +126,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds_reducing: float
     complete: bool
     not_judged: tuple[tuple[str, str], ...] = ()
+    unreduced: tuple[Unreduced, ...] = ()
     against: str | None = None
     against_version: str | None = None
     inspected: int | None = None
@@ -129,10 +139,11 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Campaign(msgspec.Struct, frozen=True):
-    """An account and its findings, newest signature last."""
+    """An account and its findings, newest signature last; `not_written`: why it is not on disk as it should be."""
 
     account: Account
     findings: tuple[Finding, ...]
+    not_written: str = ""
 
 
 ACCOUNT_FILE = "campaign.json"

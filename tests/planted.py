@@ -55,7 +55,7 @@ FAULTS = {
         "qwen4exp",
     ),
     "embeddings_window_not_cleared": PlantedFault(
-        "qwen4exp.py", "    zero_rows(memory.embedding_rows, plan.zero_row[first:last])\n", "", "qwen4exp"
+        "ubatches.py", "    zero_rows(memory.embedding_rows, plan.zero_row[first:last])\n", "", "qwen4exp"
     ),
     "delta_net_snapshot_missing": PlantedFault(
         "kernels/gated_delta_net.py", "if 0 < plane < plane_row", "if 1 < plane < plane_row", "qwen35"

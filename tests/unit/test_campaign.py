@@ -24,6 +24,7 @@ from statedrift.fuzz import known as known_module  # noqa: E402
 from statedrift.fuzz import workers as workers_module  # noqa: E402
 from statedrift.fuzz.campaign import Progress, Settings, round_shards, run_campaign  # noqa: E402
 from statedrift.fuzz.shards import SHARD_PROGRAMS, ShardResult, shard_programs  # noqa: E402
+from statedrift.reports.terminal import verdict_sentence  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
 from statedrift.spec.programs import parse_program, program_text  # noqa: E402
 from statedrift.spec.verdicts import DIVERGENCE_KINDS  # noqa: E402
@@ -267,6 +268,46 @@ def test_an_interrupted_campaign_is_written_as_incomplete(tmp_path: Path) -> Non
     assert done.account.programs == sum(done.account.verdicts.values()) == 64
     assert len(done.findings) == 1
     assert read_campaign(tmp_path) == done
+
+
+def test_what_was_not_reduced_is_said_and_counts(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.phase == "reducing":
+            raise KeyboardInterrupt
+
+    done = run_campaign(Settings(CANARY, ("lfm2",), programs=64, out=tmp_path), interrupt)
+    diverged = done.account.verdicts["wrong-output"]
+    assert diverged > 0
+    assert done.findings == ()
+    assert [(left.signature, left.programs) for left in done.account.unreduced] == [(f"{CANARY}/lfm2 wrong-output at decode", diverged)]
+    again = parse_program(done.account.unreduced[0].program)
+    assert again in shard_programs(0, 0, ("lfm2",))
+    assert read_campaign(tmp_path) == done
+    assert status_of_campaign(done, undocumented=False) == 1
+    assert verdict_sentence(done) == f"{diverged} of 64 programs diverged, and none was reduced"
+
+
+def test_every_divergent_program_counts_once(campaign: tuple[Campaign, Path]) -> None:
+    done, _ = campaign
+    unreduced = sum(left.programs for left in done.account.unreduced)
+    diverged = sum(done.account.verdicts.get(kind, 0) for kind in DIVERGENCE_KINDS)
+    assert sum(finding.seen for finding in done.findings) + unreduced == diverged
+
+
+def test_a_folder_that_cannot_be_written_any_more_ends_no_campaign(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def spoil(progress: Progress) -> None:
+        if not (folder / "findings").exists():
+            (folder / "findings").write_text("in the way")
+
+    done = run_campaign(Settings(CANARY, ("lfm2",), programs=64, out=folder), spoil)
+    assert done.account.complete
+    assert len(done.findings) == 1
+    assert "cannot be written" in done.not_written
+    assert status_of_campaign(done, undocumented=False) == 1
+    clean = msgspec.structs.replace(done, findings=())
+    assert status_of_campaign(clean, undocumented=False) == 2
 
 
 def test_a_target_that_is_lost_leaves_the_account_of_what_was_done(tmp_path: Path) -> None:
