@@ -33,7 +33,7 @@ from .pair import open_bench
 from .profiles import SWARM, profile_of
 from .reach import Atlas
 from .reproduction import reproduction_script
-from .shards import Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
+from .shards import SHARD_PROGRAMS, Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
 from .signatures import enabling_operations
 from .titles import title_of
 from .trial import Bench, answers_of
@@ -213,8 +213,9 @@ class _Campaign:
         self.seconds_judging += result.seconds_judging
 
     def watch(self, watching: CanaryWatch, result: ShardResult) -> None:
-        """Try what the shard is on the canary, when it is its turn."""
-        canary = watching.watch(self.settings.seed, result.shard, result.programs)
+        """Try a shard of swarm on the canary, when it is its turn; it is as large as the campaign's where that has shards of the same size."""
+        is_cut = profile_of(self.settings.profile).shard_programs == SHARD_PROGRAMS
+        canary = watching.watch(self.settings.seed, result.shard, result.programs if is_cut else SHARD_PROGRAMS)
         self.canary = Canary(self.canary.programs + canary.programs, self.canary.seen + canary.seen, self.canary.why_not or canary.why_not)
 
     def waiting(self, divergent: Divergent) -> Waiting:

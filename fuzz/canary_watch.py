@@ -1,7 +1,8 @@
 """The watch on a campaign itself: some of its shards are tried on the canary, too, which has to be found now and then.
 
 Rules
-- Of every `WATCH_EVERY` shards one is tried, the first included, with the same programs and the same way to judge (oracle or other target).
+- At one of every `WATCH_EVERY` shards, the first included, a shard of swarm is tried, not steered, judged in the same way (oracle or other target):
+  the rate at which it shows the fault is known, whatever the campaign's profile.
 - The family is always the first of the campaign's that the canary has (each more has kernels to compile), else `FAMILY_ELSE`.
 - Wrong is measured by the campaign's own tolerance: one that has grown too large to see one percent makes the canary silent. It is never
   under `TOLERANCE_MIN`, so that the noise of our own cache, on which the canary sits, is not taken for its fault.

@@ -118,6 +118,13 @@ def test_a_second_run_goes_on_from_the_file(tmp_path: Path, monkeypatch: pytest.
     assert command.mutants_command([MUTANT.name], False, False, results, True) == 0
     assert capsys.readouterr().out == first
     assert len(results.read_text().splitlines()) == 2 * command.SEEDS
+    monkeypatch.undo()
+    whole = results.read_bytes()
+    results.write_bytes(whole[:-20])  # a run that was ended while it wrote
+    assert command.mutants_command([MUTANT.name], False, False, results, True) == 0
+    again = results.read_bytes()
+    assert again.startswith(whole[: whole.rstrip(b"\n").rfind(b"\n") + 1])
+    assert len(again.splitlines()) == 2 * command.SEEDS
 
 
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
