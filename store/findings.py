@@ -42,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reproduced, reruns  how often the reduced program showed the signature, of how many runs
     found_after_programs, found_after_seconds  since the campaign's start
     first_seen, last_seen  UTC, ISO 8601
-    seen              programs of the campaign that came to this signature
+    seen              programs of the campaign that came to this signature; 0: it was met only while another one was reduced
     log               the engine's last log lines (for a crash or a hang)
     answers           to the reduced program's operations that were reached
     against, against_version  the target that was the truth; None: the oracle was
