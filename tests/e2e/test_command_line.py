@@ -211,9 +211,17 @@ def test_explain_shows_where_they_part() -> None:
     assert "given" in done.stdout.split("  > 4")[1]
 
 
+INTERRUPTIBLE = """
+import signal
+from statedrift.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
+main()
+"""
+
+
 def test_an_interrupt_ends_with_the_summary(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "statedrift", "fuzz", "--target", "numba", "--family", "lfm2", "--seconds", "600", "--out", "run"],
+        [sys.executable, "-c", INTERRUPTIBLE, "fuzz", "--target", "numba", "--family", "lfm2", "--seconds", "600", "--out", "run"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert process.stderr is not None
