@@ -59,10 +59,10 @@ def checked_settings(
         seconds = SECONDS_DEFAULT
     profile_of(profile)
     chosen_oracle = checked_oracle(oracle, against, inspect)
-    runs = tuple(load_target(target).families)
+    loaded = load_target(target)
     for family in families:
-        check_family(target, load_target(target), family, chosen_oracle)
-    offered = tuple(family for family in runs if chosen_oracle == "engine" or family_of(Model(family)).is_modelled)
+        check_family(target, loaded, family, chosen_oracle)
+    offered = tuple(family for family in loaded.families if chosen_oracle == "engine" or family_of(Model(family)).is_modelled)
     if against is not None:
         offered = _offered_by_both(target, offered, against, families)
     chosen = tuple(dict.fromkeys(families)) or offered
@@ -98,13 +98,13 @@ def checked_oracle(oracle: str, against: str | None, inspect: bool) -> Oracle:
 
 def _offered_by_both(target: str, offered: Sequence[str], against: str, families: Sequence[str]) -> tuple[str, ...]:
     """The families that both targets run, in the first one's order."""
-    others = tuple(load_target(against).families)
+    other = load_target(against)
     for family in families:
-        check_family(against, load_target(against), family, "own")
-    both = tuple(family for family in offered if family in others)
+        check_family(against, other, family, "own")
+    both = tuple(family for family in offered if family in other.families)
     if not both:
         raise UnavailableError(
-            f"could not test: {target} and {against} have no family in common; they run {', '.join(offered)} and {', '.join(others)}"
+            f"could not test: {target} and {against} have no family in common; they run {', '.join(offered)} and {', '.join(other.families)}"
         )
     return both
 

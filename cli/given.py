@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ..spec.errors import ProgramError, UsageError
-from ..spec.programs import Program, program_id, program_text, read_program
+from ..spec.programs import Program, program_id, program_line, read_program
 from ..spec.verdicts import DIVERGENCE_KINDS
 
 FILE_BYTES_MAX = 8 << 20
@@ -33,7 +33,7 @@ class Given(msgspec.Struct, frozen=True):
 
 def one_line(program: Program) -> str:
     """The program's text on one line, quoted for a shell."""
-    return shlex.quote("; ".join(program_text(program).strip().split("\n")))
+    return shlex.quote(program_line(program))
 
 
 def replay_words(given: Given, target_name: str, against: str | None = None, inspect: bool = False, oracle: str = "own") -> str:

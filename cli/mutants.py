@@ -1,7 +1,7 @@
 """`statedrift bench mutants`: how soon named faults in our own caches are found, by us and by others, and whether the stated bounds hold.
 
 Rules
-- Every run is a line of JSON in a file, written whole or not at all; what stands there with the same limit and version is not run again.
+- Every run is a line of JSON in a file; a last line that was not finished is dropped; what else stands there with the same limit and version is not run again.
 - Before anything is measured every mutant shows itself on its own program, and its fixed twin passes it.
 - Bounds are on medians over seeds (Kaplan-Meier) of our own fuzzer; the others stand beside it.
 - Status 1 when a stated bound fails; 2 when a mutant is not what it says.

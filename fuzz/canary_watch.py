@@ -58,7 +58,7 @@ class CanaryWatch:
             trials = self.canary.try_programs(shard_programs(seed, shard, families, count))
         except UnavailableError as error:
             return Canary(why_not=str(error))
-        judged = [trial.verdict for trial in trials if trial.verdict.kind not in ("unknown", "harness-error")]
+        judged = [trial.verdict for trial in trials if trial.verdict.is_judged]
         return Canary(len(judged), sum(verdict.is_divergence for verdict in judged))
 
     def _noise(self, model: Model) -> Noise:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ..spec.programs import Program, program_text
+from ..spec.programs import Program, program_line
 from ..spec.verdicts import Verdict
 from ..store.campaigns import Context, Unreduced
 from ..store.findings import Finding
@@ -159,7 +159,7 @@ class Findings:
         for coarse, programs in sorted(self._unexplained.items()):
             if programs:
                 kept = [entry for entry in (*self.waiting[coarse], *self._wave) if entry.coarse == coarse and entry.counted is None]
-                texts = ["; ".join(program_text(entry.trial.program).splitlines()) for entry in kept]
+                texts = [program_line(entry.trial.program) for entry in kept]
                 left.append(Unreduced(coarse, programs, min(texts, key=lambda text: (len(text), text), default="")))
         return tuple(left)
 

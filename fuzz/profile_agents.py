@@ -20,7 +20,7 @@ from .profile_moves import (
     decode,
     drop,
     idle,
-    play,
+    program_of_moves,
     prompt_tokens,
     restore,
     roll_back,
@@ -46,10 +46,7 @@ def agents_program(choices: Choices, model: Model, operations_max: int) -> Progr
         start=choices.pick(STARTS),
         interleave=int(choices.chance(20)),
     )
-    draft = Draft(choices, model, cache, operations_max)
-    draft.active = range(cache.n_seq_max)
-    play(draft, _MOVES, MOVES_AVERAGE)
-    return Program(model, cache, tuple(draft.operations))
+    return program_of_moves(choices, model, cache, operations_max, _MOVES, MOVES_AVERAGE)
 
 
 def _speak(draft: Draft) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..spec.configuration import Start
+from ..spec.configuration import CacheConfiguration, Start
+from ..spec.models import Model
 from ..spec.operations import OPEN, Decode, Drop, Item, Remove, Restore, Rollback, Save, Share
-from .choices import SWARM_WEIGHT_MAX
+from ..spec.programs import Program
+from .choices import SWARM_WEIGHT_MAX, Choices
 from .generation_draft import Draft, Saved
 from .generation_operations import close_draft, is_usable
 
@@ -30,9 +32,12 @@ class Move(NamedTuple):
     add: Callable[[Draft], None]
 
 
-def play(draft: Draft, moves: Sequence[Move], average: int) -> None:
-    """Add about `average` moves, and the closing decodes."""
-    choices = draft.choices
+def program_of_moves(
+    choices: Choices, model: Model, cache: CacheConfiguration, operations_max: int, moves: Sequence[Move], average: int
+) -> Program:
+    """About `average` moves on all sequences of a session, and the closing decodes. Raises UsageError when the model is bad."""
+    draft = Draft(choices, model, cache, operations_max)
+    draft.active = range(cache.n_seq_max)
     always = [SWARM_WEIGHT_MAX // 2] * MOVES_ALWAYS
     swarm = [*always, *choices.swarm(len(moves) - MOVES_ALWAYS)]
     cumulative = list(accumulate(move.weight * weight for move, weight in zip(moves, swarm, strict=True)))
@@ -49,6 +54,7 @@ def play(draft: Draft, moves: Sequence[Move], average: int) -> None:
 
     choices.repeat(step, MOVES_FEWEST, average, draft.operations_max)
     close_draft(draft)
+    return Program(model, cache, tuple(draft.operations))
 
 
 # --- what moves are made of --------------------------------------------------------------------------------------------------

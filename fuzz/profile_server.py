@@ -21,7 +21,7 @@ from .profile_moves import (
     decode,
     drop,
     idle,
-    play,
+    program_of_moves,
     prompt_tokens,
     restore,
     roll_back,
@@ -53,10 +53,7 @@ def server_program(choices: Choices, model: Model, operations_max: int) -> Progr
         unified=unified,
         start=choices.pick(STARTS),
     )
-    draft = Draft(choices, model, cache, operations_max)
-    draft.active = range(cache.n_seq_max)
-    play(draft, _MOVES, MOVES_AVERAGE)
-    return Program(model, cache, tuple(draft.operations))
+    return program_of_moves(choices, model, cache, operations_max, _MOVES, MOVES_AVERAGE)
 
 
 def _generate(draft: Draft) -> None:

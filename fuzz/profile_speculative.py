@@ -20,7 +20,7 @@ from .profile_moves import (
     decode,
     drop,
     idle,
-    play,
+    program_of_moves,
     prompt_tokens,
     restore,
     roll_back,
@@ -48,10 +48,7 @@ def speculative_program(choices: Choices, model: Model, operations_max: int) -> 
         start=choices.pick(STARTS),
         interleave=int(choices.chance(25)),
     )
-    draft = Draft(choices, model, cache, operations_max)
-    draft.active = range(cache.n_seq_max)
-    play(draft, _MOVES, ROUNDS_AVERAGE)
-    return Program(model, cache, tuple(draft.operations))
+    return program_of_moves(choices, model, cache, operations_max, _MOVES, ROUNDS_AVERAGE)
 
 
 def _sample(draft: Draft) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
-from ..spec.programs import Program, program_text
+from ..spec.programs import Program, program_line
 from ..store.campaigns import Context, Noise
 from .generation import generate, model_for
 from .pair import open_bench
@@ -117,9 +117,9 @@ def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
         dict(Counter(trial.verdict.kind for trial in trials)),
         tuple(Divergent(number, light(trial)) for number, trial in enumerate(trials) if trial.verdict.is_divergence),
         tuple(
-            (f"{trial.verdict.kind}: {trial.verdict.reason}", "; ".join(program_text(trial.program).splitlines()))
+            (f"{trial.verdict.kind}: {trial.verdict.reason}", program_line(trial.program))
             for trial in trials
-            if trial.verdict.kind in ("harness-error", "unknown")
+            if not trial.verdict.is_judged
         ),
         generated - started,
         bench.spent.running - running,

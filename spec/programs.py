@@ -61,7 +61,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __repr__(self) -> str:
         """The program as an expression to paste, for failing tests."""
-        return f"parse_program({'; '.join(program_text(self).splitlines())!r})"
+        return f"parse_program({program_line(self)!r})"
 
 
 # --- writing -------------------------------------------------------------------------------------------------------------
@@ -116,6 +116,11 @@ def cache_text(cache: CacheConfiguration) -> str:
     """The `cache` line without its word: the keys that differ from their defaults, in canonical order."""
     default = CacheConfiguration()
     return " ".join(f"{key}={getattr(cache, key)}" for key in CACHE_KEYS if getattr(cache, key) != getattr(default, key))
+
+
+def program_line(program: Program) -> str:
+    """The canonical text on one line, its lines parted by "; "; read back as the text is."""
+    return "; ".join(program_text(program).splitlines())
 
 
 def program_text(program: Program) -> str:

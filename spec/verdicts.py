@@ -61,3 +61,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_divergence(self) -> bool:
         return self.kind in DIVERGENCE_KINDS
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it says that the target was right, or wrong."""
+        return self.kind == "ok" or self.is_divergence

@@ -17,12 +17,12 @@ import msgspec
 
 from ...spec.errors import UnavailableError
 from ...spec.models import Model
-from ...spec.programs import Program, program_text
+from ...spec.programs import Program, program_line
 from ...store.campaigns import Noise
 from ..choices import SeededChoices
 from ..generation import OPERATIONS_PER_PROGRAM_MAX, generate, model_for
 from ..generation_operations import draw_program
-from ..naive_baseline import search_naively
+from ..naive_baseline import WALL_FACTOR_MAX, search_naively
 from ..reduction import reduce_trial
 from ..shards import number_of
 from ..signatures import fine_signature
@@ -35,8 +35,6 @@ BATCH_PROGRAMS = 16
 """Programs that are judged together: a fault is known at the end of them."""
 REDUCTION_SECONDS_MAX = 30.0
 TWIN_PROGRAMS = 64
-WALL_FACTOR_MAX = 4.0
-"""A run ends, censored, after so many times its limit by the clock, however little of that the core worked for it."""
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -141,7 +139,7 @@ def search(mutant: Mutant, finder: Finder, seed: int, limit_seconds: float, nois
             programs,
             fine_signature("", reduction.program, reduction.trial.verdict),
             len(reduction.program.operations),
-            "; ".join(program_text(reduction.program).splitlines()),
+            program_line(reduction.program),
         )
 
 
@@ -166,9 +164,7 @@ def try_twin(mutant: Mutant, seed: int, noises: dict[Model, Noise], programs: in
     with Bench(MutantTarget(mutant, is_faulty=False)) as bench:
         bench.set_noise(noises)
         for batch in _programs("statedrift", seed, mutant.family):
-            alarms += [
-                "; ".join(program_text(trial.program).splitlines()) for trial in bench.try_programs(batch) if trial.verdict.kind != "ok"
-            ]
+            alarms += [program_line(trial.program) for trial in bench.try_programs(batch) if trial.verdict.kind != "ok"]
             tried += len(batch)
             if tried >= programs:
                 break
