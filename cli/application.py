@@ -203,11 +203,11 @@ def size(
 
 
 @application.command()
-def doctor(target: OptionalTarget = None) -> int:
+def doctor(target: OptionalTarget = None, family: FamilyOption = None) -> int:
     """Check the installation and what its answers are worth."""
     from .doctor import doctor_command
 
-    return doctor_command(target)
+    return doctor_command(target, tuple(family or ()))
 
 
 @bench.command()

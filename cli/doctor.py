@@ -7,7 +7,7 @@ Rules
 """
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
@@ -18,7 +18,7 @@ from ..fuzz.generation import generate
 from ..fuzz.trial import Bench, Trial
 from ..reports.terminal import aligned, wrapped
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.families import FAMILIES
+from ..spec.families import FAMILIES, family_of
 from ..spec.models import Model
 from ..spec.programs import Program, parse_program
 from ..targets.registry import load_target, target_names
@@ -42,12 +42,20 @@ class Check(msgspec.Struct, frozen=True):
     detail: str
 
 
-def doctor_command(target: str | None) -> int:
-    """Run all checks and print each as soon as it is known; the answer is the exit status."""
+def doctor_command(target: str | None, families: Sequence[str] = ()) -> int:
+    """Run all checks and print each as soon as it is known; the answer is the exit status. `families`: only these; empty: all.
+
+    Raises UsageError for a family that our oracle does not have.
+    """
+    for family in families:
+        if not family_of(Model(family)).is_modelled:
+            raise UsageError(
+                f"`{family}` has no recompute of ours to hold a target to; of an engine's own only `fuzz --oracle engine` knows"
+            )
     say(versions_text() + "\n")
     failed = False
     reachable = False
-    for check in all_checks((target,) if target else target_names(), named=target is not None):
+    for check in all_checks((target,) if target else target_names(), target is not None, families):
         failed |= check.result == "failed"
         reachable |= check.result == "ok" and check.what == "opens"
         say("\n".join(check_lines(check)) + "\n")
@@ -74,15 +82,15 @@ def check_lines(check: Check) -> list[str]:
     return wrapped(f"{check.result:<8}  {check.subject}: {check.what}" + (f": {check.detail}" if check.detail else ""), " " * 12)
 
 
-def all_checks(names: tuple[str, ...], named: bool) -> Iterator[Check]:
+def all_checks(names: tuple[str, ...], named: bool, families: Sequence[str] = ()) -> Iterator[Check]:
     """The checks of these targets, then of the planted fault. `named`: the user asked for them, so that none may be missing."""
     for name in names:
-        yield from target_checks(name, named)
+        yield from target_checks(name, named, families)
     yield planted_fault_check()
 
 
-def target_checks(name: str, named: bool) -> Iterator[Check]:
-    """Opening, determinism and noise of one target."""
+def target_checks(name: str, named: bool, families: Sequence[str] = ()) -> Iterator[Check]:
+    """Opening of one target; determinism and noise for each of its families, or for these of them."""
     try:
         target = load_target(name)
         bench = Bench(name)
@@ -93,7 +101,15 @@ def target_checks(name: str, named: bool) -> Iterator[Check]:
         return
     with bench:
         yield Check(name, "opens", "ok", bench.version)
-        for family in (name for name in target.families if name in FAMILIES):  # of others only an engine's own recompute is known
+        if named:
+            yield from (
+                Check(f"{name} {family}", "is run", "failed", "the target does not have it")
+                for family in families
+                if family not in target.families
+            )
+        for family in (
+            own for own in target.families if own in (families or FAMILIES)
+        ):  # of others only an engine's own recompute is known
             yield from _family_checks(bench, name, Model(family))
 
 

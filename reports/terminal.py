@@ -25,7 +25,7 @@ from ..spec.operations import (
     Shift,
 )  # fmt: skip
 from ..spec.programs import Program, cache_text, operation_text
-from ..spec.verdicts import DIVERGENCE_KINDS, Verdict
+from ..spec.verdicts import DIVERGENCE_KINDS, VERDICT_KINDS, Verdict
 from ..store.campaigns import Account, Campaign, Canary, Reach, is_silent
 from ..store.findings import Answer, Finding
 
@@ -401,7 +401,7 @@ def account_text(account: Account) -> str:
         f"programs     {account.programs:,} ({_rate(account.programs, account.seconds)}), "
         f"{plural(account.operations, 'operation')} ({_rate(account.operations, account.seconds)})"
     )
-    kinds = [f"{kind} {count:,}" for kind, count in account.verdicts.items() if count]
+    kinds = [f"{kind} {account.verdicts[kind]:,}" for kind in VERDICT_KINDS if account.verdicts.get(kind)]
     lines += wrapped("verdicts     " + (" · ".join(kinds) if kinds else "none"), " " * 13)
     if account.against is not None:
         lines.append(f"agreed       in {account.verdicts.get('ok', 0):,} of {plural(account.programs, 'program')}")

@@ -5,7 +5,7 @@ Rules
 - `unknown` and `harness-error` are neither pass nor fail.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ VerdictKind = Literal[
     "ok", "wrong-output", "wrong-state", "wrong-position", "bad-refusal", "false-success", "partial-effect", "nonfinite",
     "crash", "hang", "unknown", "harness-error",
 ]  # fmt: skip
+VERDICT_KINDS: tuple[VerdictKind, ...] = get_args(VerdictKind)
 DIVERGENCE_KINDS: tuple[VerdictKind, ...] = (
     "wrong-output", "wrong-state", "wrong-position", "bad-refusal", "false-success", "partial-effect", "nonfinite", "crash", "hang",
 )  # fmt: skip

@@ -11,7 +11,7 @@ import msgspec
 
 from ..spec.errors import UsageError
 from .files import write_whole
-from .findings import Finding, Oracle, read_finding
+from .findings import Amount, Count, Finding, Oracle, read_finding
 
 FORMAT = 1
 
@@ -22,12 +22,12 @@ class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unjudged  share of rows that hang on a selection too close to be judged
     """
 
-    floor: float
-    tolerance: float
-    log_count: int
-    state_floor: float | None = None
-    state_tolerance: float | None = None
-    unjudged: float = 0.0
+    floor: Amount
+    tolerance: Amount
+    log_count: Count
+    state_floor: Amount | None = None
+    state_tolerance: Amount | None = None
+    unjudged: Amount = 0.0
 
 
 class Context(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     With the seed it says which programs every shard had, also where time was the limit.
     """
 
-    first_shard: int
+    first_shard: Count
     contexts: tuple[Context, ...]
 
 
@@ -54,7 +54,7 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_offered  operations that no session of the target offers
     """
 
-    cells: dict[str, dict[str, int]]
+    cells: dict[str, dict[str, Count]]
     not_offered: tuple[str, ...] = ()
 
 
@@ -62,7 +62,7 @@ class Unreduced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Divergent programs that were not reduced, so that no finding stands for them: their coarse signature, and one of them on one line."""
 
     signature: str
-    programs: int
+    programs: Count
     program: str
 
 
@@ -72,8 +72,8 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     why_not  why they could not be tried
     """
 
-    programs: int = 0
-    seen: int = 0
+    programs: Count = 0
+    seen: Count = 0
     why_not: str = ""
 
 
@@ -110,26 +110,26 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: str
     version: str
     families: tuple[str, ...]
-    seed: int
-    jobs: int
+    seed: Count
+    jobs: Count
     started_at: str
-    seconds: float
-    programs: int
-    operations: int
-    outcomes: dict[str, dict[str, int]]
-    verdicts: dict[str, int]
+    seconds: Amount
+    programs: Count
+    operations: Count
+    outcomes: dict[str, dict[str, Count]]
+    verdicts: dict[str, Count]
     noise: dict[str, Noise]
     could_not_test: dict[str, str]
-    seconds_generating: float
-    seconds_running: float
-    seconds_judging: float
-    seconds_reducing: float
+    seconds_generating: Amount
+    seconds_running: Amount
+    seconds_judging: Amount
+    seconds_reducing: Amount
     complete: bool
     not_judged: tuple[tuple[str, str], ...] = ()
     unreduced: tuple[Unreduced, ...] = ()
     against: str | None = None
     against_version: str | None = None
-    inspected: int | None = None
+    inspected: Count | None = None
     oracle: Oracle = "own"
     known: tuple[Known, ...] = ()
     reach: Reach | None = None

@@ -7,7 +7,7 @@ Rules
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,6 +18,9 @@ from .files import write_whole
 
 FORMAT = 1
 Oracle = Literal["own", "engine"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+"""What is never negative: files that were edited by hand are held to it."""
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,13 +63,13 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     original: Program
     documented: bool
     undocumented_uses: tuple[str, ...]
-    reproduced: int
-    reruns: int
-    found_after_programs: int
-    found_after_seconds: float
+    reproduced: Count
+    reruns: Count
+    found_after_programs: Count
+    found_after_seconds: Amount
     first_seen: str
     last_seen: str
-    seen: int = 1
+    seen: Count = 1
     log: tuple[str, ...] = ()
     answers: tuple[Answer, ...] = ()
     against: str | None = None
@@ -107,4 +110,6 @@ def read_finding(path: Path) -> Finding:
         raise UsageError(f"{path} is no finding: {error}") from None
     if finding.format != FORMAT:
         raise UsageError(f"{path} has format {finding.format}; this version reads format {FORMAT}")
+    if finding.reproduced > finding.reruns:
+        raise UsageError(f"{path} is no finding: it was reproduced {finding.reproduced} times in {finding.reruns} runs")
     return finding

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from statedrift.cli.reducing import PROGRESS_SECONDS, shown_steps
 from statedrift.cli.replaying import finite, replay_object, status_of
 from statedrift.fuzz.campaign import Progress
 from statedrift.fuzz.trial import Trial
+from statedrift.reports.terminal import account_text
 from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.programs import parse_program, program_id
@@ -254,6 +256,27 @@ def test_a_used_folder_is_not_suggested_for_a_campaign(tmp_path: Path, capsys: p
     for place in (tmp_path, tmp_path / "file"):
         assert application.run(["report", str(place)]) == 2
         assert "`statedrift fuzz --target numba --out runs/first` makes one elsewhere\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [("campaign.json", "programs", -1), ("campaign.json", "seconds", -0.5), ("*/*/finding.json", "reproduced", 11)],
+)
+def test_impossible_numbers_of_an_edited_file_are_named(
+    file: str, key: str, value: float, campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(campaign, tmp_path / "edited")
+    (path,) = folder.glob(file)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert application.run(["report", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert path.name in said
+    assert key in said
+
+
+def test_verdicts_stand_in_one_order_whatever_came_first() -> None:
+    account = msgspec.structs.replace(ACCOUNT, verdicts={"unknown": 1, "crash": 2, "ok": 1097})
+    assert "ok 1,097 · crash 2 · unknown 1" in account_text(account)
 
 
 PROGRESS = Progress(12.34, 2412, 30000, 0.871, 2, 3.25, 1, "fuzzing")

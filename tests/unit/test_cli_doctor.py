@@ -7,7 +7,7 @@ from statedrift.cli import doctor
 from statedrift.cli.doctor import Check, check_lines, determinism_check, doctor_command, probe_program
 from statedrift.fuzz.execution import Run, execute
 from statedrift.fuzz.trial import Trial
-from statedrift.spec.errors import UnavailableError
+from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.models import Model
 from statedrift.spec.verdicts import Verdict
 from statedrift.targets.numba import TARGET
@@ -46,7 +46,7 @@ def test_no_rows_are_not_deterministic() -> None:
 def test_the_status_follows_the_checks(
     checks: list[Check], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "all_checks", lambda names, named: iter(checks))
+    monkeypatch.setattr(doctor, "all_checks", lambda names, named, families: iter(checks))
     assert doctor_command(None) == status
     assert ("all is well" in capsys.readouterr().out) is (status == 0)
 
@@ -72,3 +72,20 @@ def test_a_planted_fault_is_found() -> None:
 
 def test_a_check_is_one_line() -> None:
     assert check_lines(Check("numba lfm2", "noise", "ok", "floor 1e-06")) == ["ok        numba lfm2: noise: floor 1e-06"]
+
+
+def test_a_family_that_was_named_is_the_only_one_looked_at() -> None:
+    checks = list(doctor.target_checks("numba", True, ("mamba2",)))
+    assert [check.subject for check in checks] == ["numba", "numba mamba2", "numba mamba2"]
+    assert {check.result for check in checks} == {"ok"}
+
+
+def test_a_target_without_the_family_that_was_named_fails() -> None:
+    checks = list(doctor.target_checks("numba-llamacpp", True, ("qwen4exp",)))
+    assert [(check.what, check.result) for check in checks] == [("opens", "ok"), ("is run", "failed")]
+
+
+@pytest.mark.parametrize(("family", "told"), [("lfm3", "unknown family `lfm3`"), ("plamo2", "no recompute of ours")])
+def test_a_family_that_cannot_be_judged_is_said_at_once(family: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        doctor_command(None, (family,))
