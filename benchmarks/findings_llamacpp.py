@@ -5,7 +5,9 @@
 Rules
 - Only what the campaigns' folders hold is said: every row is a finding that was reduced and run ten times more. The page says what was not reached.
 - One signature over all architectures: a finding's own without its family. The smallest of its programs is shown.
-- Unless told not to, every finding that both oracles can judge is tried once more under the other one, and the page says where they part.
+- Unless told not to, every finding that both oracles can judge is tried once more under the other one, and the page says where they part;
+  and every finding is tried with the other kind of attention pool.
+- Why a signature is there, llamacpp_causes.py says; where it says nothing, the page says that.
 - All campaigns have to be of one version of the engine.
 Source: llama.h of the version that is named on the page, for the sentences that are quoted.
 """
@@ -17,8 +19,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+from llamacpp_causes import CAUSE_OF, CAUSES
 from statedrift.cli.throughput import machine_facts
 from statedrift.fuzz.reduction import cost
+from statedrift.fuzz.signatures import fine_signature
 from statedrift.fuzz.trial import Bench
 from statedrift.oracle.recompute import use_one_thread
 from statedrift.reports.terminal import never_accepted, never_executed
@@ -71,7 +76,7 @@ HEADER = {
 """Sentences of llama.h about the calls that an operation becomes."""
 
 
-CAUSES = {
+FAMILY_CAUSES = {
     "plamo2": (
         "src/models/plamo2.cpp, build_plamo2_mamba_layer, two places: the projected input {2 * d_inner, tokens, sequences} is permuted to {.., sequences, tokens} and then "
         "read as if it had not been, so that of several sequences with several tokens in a ubatch most rows are taken for others; and the new states are written at kv_head * "
@@ -82,7 +87,7 @@ CAUSES = {
         "ggml_view_1d as if it had none, so that all sequences of a ubatch but the first keep another token's input; rwkv6 and rwkv7 hand it a tensor without gaps"
     ),
 }  # fmt: skip
-CAUSES["rwkv6qwen2"] = CAUSES["arwkv7"]
+FAMILY_CAUSES["rwkv6qwen2"] = FAMILY_CAUSES["arwkv7"]
 """Of families that go wrong in plain decodes: what was read in the source of llama-cpp-python 0.3.36. No build with it changed was made."""
 
 
@@ -157,11 +162,47 @@ def compare_oracles(campaigns: Sequence[Campaign]) -> Compared:
     return Compared(same, parted)
 
 
+# --- attention pools -----------------------------------------------------------------------------------------------------------
+
+
+class Pools(NamedTuple):
+    """With which kinds of attention pool a finding's program shows its signature: separate ones (unified=0), one for all (unified=1)."""
+
+    separate: bool
+    unified: bool
+
+    @property
+    def words(self) -> str:
+        """As it is said of one finding."""
+        return {(True, True): "either way", (True, False): "unified=0 only", (False, True): "unified=1 only"}.get(self, "neither way")
+
+
+def pools_of(campaigns: Sequence[Campaign]) -> dict[str, Pools]:
+    """Every finding's program, run with separate pools and with one: whether what was found shows. Keys are signatures."""
+    pools: dict[str, Pools] = {}
+    for oracle in ("own", "engine"):
+        findings = [finding for campaign in campaigns for finding in campaign.findings if finding.oracle == oracle]
+        if not findings:
+            continue
+        with Bench("llamacpp", oracle=oracle) as bench:
+            for finding in findings:
+                shown = Pools(*(_shows(bench, finding, unified) for unified in (0, 1)))
+                before = pools.get(finding.signature, Pools(False, False))
+                pools[finding.signature] = Pools(before.separate or shown.separate, before.unified or shown.unified)
+    return pools
+
+
+def _shows(bench: Bench, finding: Finding, unified: int) -> bool:
+    program = msgspec.structs.replace(finding.program, cache=msgspec.structs.replace(finding.program.cache, unified=unified))
+    verdict = bench.try_program(program).verdict
+    return verdict.is_divergence and fine_signature("llamacpp", program, verdict) == finding.signature
+
+
 # --- the page ------------------------------------------------------------------------------------------------------------------
 
 
-def page_text(campaigns: Sequence[Campaign], compared: Compared | None) -> str:
-    """The whole page. Raises UsageError when the campaigns are of several versions."""
+def page_text(campaigns: Sequence[Campaign], compared: Compared | None, pools: dict[str, Pools]) -> str:
+    """The whole page; `pools`: empty when they were not tried. Raises UsageError when the campaigns are of several versions."""
     versions = {campaign.account.version for campaign in campaigns}
     if len(versions) != 1:
         raise UsageError(f"the campaigns are of several versions: {', '.join(sorted(versions))}")
@@ -177,11 +218,16 @@ def page_text(campaigns: Sequence[Campaign], compared: Compared | None) -> str:
         f"**{version}**, on {dict(machine_facts())['processor']}. Every line is a finding of those campaigns: a program that was reduced and run ten times more. "
         "Models are real architectures at toy size with random weights; what each call is, says [programs.md](../programs.md).",
         f"{len(groups)} signatures in {sum(campaign.account.programs for campaign in campaigns):,} programs over {len(tested)} families.",
+        *_pool_parts(groups, pools),
+        "## Faults",
+        "What was read in the source of the version above; the numbers are those of the signatures below. The last two columns count findings, a signature of one family each: "
+        "those whose program shows it with a pool for every sequence (unified=0), and with one for all (unified=1).",
+        _fault_table(groups, pools),
         "## Signatures and families",
         "A number says how often the reduced program showed it again, of ten runs. (u): every program of it needs a use that the target lists as undocumented.",
         _table(groups, tested),
         "## One by one",
-        *(_section(number, group) for number, group in enumerate(groups, 1)),
+        *(_section(number, group, pools) for number, group in enumerate(groups, 1)),
         *_cause_parts(campaigns),
         "## The two oracles",
         _oracle_text(campaigns, compared),
@@ -205,7 +251,38 @@ def _table(groups: Sequence[Group], tested: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _section(number: int, group: Group) -> str:
+def _pool_parts(groups: Sequence[Group], pools: dict[str, Pools]) -> list[str]:
+    """How many findings show with which kind of pool; nothing when it was not tried."""
+    if not pools:
+        return []
+    lines = ["| findings | unified=0 | unified=1 | either way |", "|---|---:|---:|---:|"]
+    for label, is_documented in (("documented", True), ("in undocumented uses (u) only", False)):
+        own = {finding.signature for group in groups for finding in group.findings if finding.documented is is_documented}
+        shown = [pools[signature] for signature in own]
+        counts = sum(pool.separate for pool in shown), sum(pool.unified for pool in shown), sum(all(pool) for pool in shown)
+        lines.append(f"| {len(own)} {label} | " + " | ".join(map(str, counts)) + " |")
+    return ["\n".join(lines)]
+
+
+def _fault_table(groups: Sequence[Group], pools: dict[str, Pools]) -> str:
+    """The faults that these signatures come from, and the signatures that nobody has looked into."""
+    lines = ["| in | what happens | signatures | unified=0 | unified=1 |", "|---|---|---|---:|---:|"]
+    for cause in CAUSES:
+        numbers = [number for number, group in enumerate(groups, 1) if group.words in cause.signatures]
+        if not numbers:
+            continue
+        shown = [
+            pools[name] for name in {finding.signature for number in numbers for finding in groups[number - 1].findings} if name in pools
+        ]
+        counts = (str(sum(pool.separate for pool in shown)), str(sum(pool.unified for pool in shown))) if shown else ("", "")
+        lines.append(f"| {cause.place} | {cause.told} | {', '.join(map(str, numbers))} | {counts[0]} | {counts[1]} |")
+    unexplained = [str(number) for number, group in enumerate(groups, 1) if group.words not in CAUSE_OF]
+    if unexplained:
+        lines.append(f"| not looked into | | {', '.join(unexplained)} | | |")
+    return "\n".join(lines)
+
+
+def _section(number: int, group: Group, pools: dict[str, Pools]) -> str:
     first = group.findings[0]
     losses = LOSSES[first.verdict.kind]
     loss = losses.get(first.verdict.relation or "self") or losses.get("") or ""
@@ -213,16 +290,24 @@ def _section(number: int, group: Group) -> str:
     seen = (
         f"Seen in {', '.join(group.families)}; reproduced {reliability(group.findings)}; judged with `--oracle {'` and `'.join(judges)}`."
     )
-    return "\n\n".join(
-        [
-            f"### {number}. {first.title}",
-            f"`{group.words}`",
-            f"```\n{program_text(first.program)}```",
-            f"{first.verdict.reason}." if first.verdict.reason else "",
-            f"{loss} {seen}".strip(),
-            _documentation(first),
-        ]
-    ).replace("\n\n\n\n", "\n\n")
+    if first.signature in pools:
+        seen += f" The program above shows it {pools[first.signature].words}."
+    cause = CAUSE_OF.get(group.words)
+    return (
+        "\n\n".join(
+            [
+                f"### {number}. {first.title}",
+                f"`{group.words}`",
+                f"```\n{program_text(first.program)}```",
+                f"{first.verdict.reason}." if first.verdict.reason else "",
+                f"**Why** ({cause.place}). {cause.told}." if cause else "",
+                f"{loss} {seen}".strip(),
+                _documentation(first),
+            ]
+        )
+        .replace("\n\n\n\n", "\n\n")
+        .replace("\n\n\n\n", "\n\n")
+    )
 
 
 def _documentation(finding: Finding) -> str:
@@ -246,8 +331,8 @@ def _cause_parts(campaigns: Sequence[Campaign]) -> list[str]:
         if finding.verdict.kind == "wrong-output" and {operation_name(operation) for operation in finding.program.operations} == {"decode"}
     }
     by_cause: dict[str, list[str]] = defaultdict(list)
-    for family in sorted(plain & CAUSES.keys()):
-        by_cause[CAUSES[family]].append(family)
+    for family in sorted(plain & FAMILY_CAUSES.keys()):
+        by_cause[FAMILY_CAUSES[family]].append(family)
     lines = [f"- {', '.join(families)}: {cause}." for cause, families in by_cause.items()]
     told = "These need no state operation at all: several sequences in one batch are enough. What was read in the source (no build with it changed was made; there may be more):"
     return ["## Plain decodes of several sequences", told, "\n".join(lines)] if lines else []
@@ -287,7 +372,7 @@ def _gaps(campaigns: Sequence[Campaign], tested: Sequence[str], groups: Sequence
     if untested:
         yield f"Families that the target runs and no campaign here had: {', '.join(untested)}."
     yield "Only the CPU backend, one thread, float32 attention cells and no flash attention; no quantised weights, no large model, no long context, no other build."
-    yield "Causes are named only where the source was read, above; a title says what happens, not why. Two faults of one signature are one row, and one fault can be several rows."
+    yield "Causes are named only where the source was read; a title says what happens, not why. Two faults of one signature are one row, and one fault can be several rows."
 
 
 def _campaign_line(campaign: Campaign) -> str:
@@ -306,12 +391,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What was found in llama.cpp.")
     parser.add_argument("campaigns", nargs="+", type=Path, metavar="CAMPAIGN", help="a campaign's folder")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
-    parser.add_argument("--no-compare", action="store_true", help="do not try findings under the other oracle")
+    parser.add_argument("--no-compare", action="store_true", help="do not try findings under the other oracle, nor with other pools")
     given = parser.parse_args(arguments)
     use_one_thread()
     try:
         campaigns = [read_campaign(folder) for folder in given.campaigns]
-        page = page_text(campaigns, None if given.no_compare else compare_oracles(campaigns))
+        page = page_text(
+            campaigns, None if given.no_compare else compare_oracles(campaigns), {} if given.no_compare else pools_of(campaigns)
+        )
     except (UsageError, UnavailableError) as error:
         print(f"findings_llamacpp: {error}", file=sys.stderr)
         return 2

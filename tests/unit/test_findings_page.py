@@ -24,6 +24,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     monkeypatch.setitem(sys.modules, "findings_llamacpp", module)
+    monkeypatch.syspath_prepend(str(PAGE.parent))  # what lies beside it
     found.loader.exec_module(module)
     return module
 
@@ -75,6 +76,9 @@ def test_a_signature_is_one_row_over_all_families(page: ModuleType, tmp_path: Pa
     assert "Seen in lfm2, lfm2moe; reproduced 9/10" in text
     assert "Nothing was found in arwkv7" in text
     assert "[EXPERIMENTAL]" in text, "what the header says of a rollback"
+    assert "**Why** (llama_memory_recurrent::seq_rm, rollback). The caller takes tokens back after" in text
+    (fault,) = [line for line in text.splitlines() if line.startswith("| llama_memory_recurrent::seq_rm, rollback |")]
+    assert fault.endswith("| 1 |  |  |"), "signature 1; pools were not tried"
 
 
 def test_undocumented_uses_are_said_with_the_headers_sentence(page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,3 +106,47 @@ def test_two_versions_make_no_page(page: ModuleType, tmp_path: Path, capsys: pyt
     assert page.main([str(first), str(second), "--no-compare"]) == 2
     assert "several versions" in capsys.readouterr().err
     assert page.main([str(tmp_path / "nothing"), "--no-compare"]) == 2
+
+
+def test_a_signature_that_nobody_looked_into_is_said(page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "a", account(("lfm2",)), [finding("lfm2", signature="llamacpp/lfm2 hang at divide (self) after keep")])
+    assert page.main([str(folder), "--no-compare"]) == 0
+    text = capsys.readouterr().out
+    assert "| not looked into | | 1 | | |" in text
+    assert "**Why**" not in text
+
+
+def test_a_signature_has_one_cause(page: ModuleType) -> None:
+    words = [words for cause in page.CAUSES for words in cause.signatures]
+    assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "words"),
+    [
+        ("decode 0:1; keep 1", (True, False), "unified=0 only"),
+        ("cache unified=1; decode 0:1; share 1 0", (False, True), "unified=1 only"),
+        ("decode 0:2; remove 0 0 1", (True, True), "either way"),
+        ("decode 0:2; decode 0:1", (False, False), "neither way"),
+    ],
+)
+def test_every_finding_is_tried_with_both_kinds_of_pool(page: ModuleType, text: str, shown: tuple[bool, bool], words: str) -> None:
+    pytest.importorskip("llama_cpp")
+    program = parse_program(f"model lfm2 seed=0; {text}")
+    with page.Bench("llamacpp") as bench:
+        verdict = bench.try_program(program).verdict
+        signature = page.fine_signature("llamacpp", program, verdict)
+    own = page.Campaign(account(("lfm2",)), (finding("lfm2", text, signature=signature, oracle="own"),))
+    (pools,) = page.pools_of([own]).values()
+    assert pools == shown
+    assert pools.words == words
+
+
+def test_counts_of_pools_stand_beside_the_faults(page: ModuleType) -> None:
+    entries = [finding(family) for family in ("lfm2", "qwen35")]
+    entries[1] = msgspec.structs.replace(entries[1], signature="llamacpp/qwen35 wrong-output at decode (self) after decode+rollback")
+    pools = {entries[0].signature: page.Pools(True, True), entries[1].signature: page.Pools(True, False)}
+    text = page.page_text([page.Campaign(account(("lfm2", "qwen35")), tuple(entries))], None, pools)
+    assert "| 2 documented | 2 | 1 | 1 |" in text
+    (fault,) = [line for line in text.splitlines() if line.startswith("| llama_memory_recurrent::seq_rm, rollback |")]
+    assert fault.endswith("| 1 | 2 | 1 |")
