@@ -12,6 +12,7 @@ Rules
   simpler family is tried, and what it would be called there is an alternative key of the same divergence.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -188,6 +189,34 @@ def _without_pairs(program: Program) -> Iterator[Program]:
     for first in range(len(operations)):
         for second in range(first + 1, len(operations)):
             yield _with_operations(program, operations[:first] + operations[first + 1 : second] + operations[second + 1 :])
+
+
+def _joined(program: Program) -> Iterator[Program]:
+    """Two decodes that follow each other as one; what both have of the same sequences is one item."""
+    operations = program.operations
+    for index, (first, second) in enumerate(itertools.pairwise(operations)):
+        if isinstance(first, Decode) and isinstance(second, Decode) and first.outputs == second.outputs:
+            items: dict[tuple[int, ...], Item] = {}
+            for item in (*first.items, *second.items):
+                before = items.get(item.sequences)
+                items[item.sequences] = item if before is None else Item(item.sequences, before.token_count + item.token_count, before.salt)
+            joined = msgspec.structs.replace(first, items=tuple(items.values()))
+            yield _with_operations(program, (*operations[:index], joined, *operations[index + 2 :]))
+
+
+def _capped(program: Program) -> Iterator[Program]:
+    """All items at once cut to as many tokens: where the lengths of several sequences have to be alike, none of them can be cut alone."""
+    counts = {item.token_count for operation in program.operations if isinstance(operation, Decode) for item in operation.items}
+    for count in (1, 2, 4, 8, 16, 32) if counts else ():
+        if count < max(counts):
+            yield _with_operations(program, [_cut_items(operation, count) for operation in program.operations])
+
+
+def _cut_items(operation: AnyOperation, count: int) -> AnyOperation:
+    if not isinstance(operation, Decode):
+        return operation
+    items = (Item(item.sequences, min(item.token_count, count), item.salt, item.tokens and item.tokens[:count]) for item in operation.items)
+    return msgspec.structs.replace(operation, items=tuple(items))
 
 
 def _replacing(program: Program, change: Callable[[AnyOperation], Iterable[AnyOperation]]) -> Iterator[Program]:
@@ -377,6 +406,8 @@ def candidates(program: Program) -> Iterator[Program]:
     yield from _renamed_slots(program)
     yield from _without_runs(program)
     yield from _without_pairs(program)
+    yield from _joined(program)
+    yield from _capped(program)
 
 
 # --- the search ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 from statedrift.fuzz.generation import generate, programs
+from statedrift.fuzz.mutants import MUTANTS, MutantTarget
 from statedrift.fuzz.reduction import candidates, cost, is_documented, reduce_trial
 from statedrift.fuzz.signatures import coarse_signature, fine_signature
 from statedrift.fuzz.trial import Bench, Trial
@@ -408,3 +409,39 @@ def test_every_kind_of_size_can_shrink(text: str) -> None:
 def test_every_setting_can_go_back_to_its_default(setting: str) -> None:
     program = parse_program(f"model lfm2 seed=0; cache {setting}; drop 0")
     assert "model lfm2 seed=0; drop 0" in map(body, _smaller(program))
+
+
+@pytest.mark.parametrize(
+    ("text", "smaller"),
+    [
+        ("decode 0:4; decode 1:3", "decode 0:4 1:3"),
+        ("decode 0:4/2 1:1; decode 1:3/5 0:2", "decode 0:6/2 1:4"),
+        ("decode 0+1:4; decode 0:1", "decode 0+1:4 0:1"),
+        ("decode 0:1 1:1 0:2; decode 0:3", "decode 0:6 1:1"),
+        ("decode 0:[1,2]; decode 0:[3]", "decode 0:3"),
+    ],
+)
+def test_decodes_that_follow_each_other_become_one(text: str, smaller: str) -> None:
+    assert f"model lfm2 seed=0; {smaller}" in map(body, _smaller(parse_program(f"model lfm2 seed=0; {text}")))
+
+
+def test_decodes_with_other_outputs_stay_apart() -> None:
+    program = parse_program("model lfm2 seed=0; decode 0:4; decode 1:3 outputs=last")
+    assert not [candidate for candidate in map(body, _smaller(program)) if "0:4 1:3" in candidate]
+
+
+def test_lengths_that_have_to_be_alike_shrink_together() -> None:
+    program = parse_program("model lfm2 seed=0; decode 1:40 0:[5,6,7,8]; save_all a; decode 0:36")
+    smaller = list(map(body, _smaller(program)))
+    assert "model lfm2 seed=0; decode 1:1 0:[5]; save_all a; decode 0:1" in smaller
+    assert "model lfm2 seed=0; decode 1:32 0:[5,6,7,8]; save_all a; decode 0:32" in smaller
+
+
+def test_two_sequences_of_one_length_are_reduced_to_a_token_each() -> None:
+    """A restored session in which sequences of one length share one state: neither sequence can be cut alone."""
+    mutant = MUTANTS["restore_all_gives_everyone_the_same_state"]
+    text = "model mamba2 seed=0; decode 1:5; decode 0:4 1:1; decode 0:4; decode 1:2; save_all x; restore_all x; decode 1:1"
+    with Bench(MutantTarget(mutant)) as bench:
+        bench.set_noise({Model("mamba2"): Noise(0.0, 1e-4, 0)})
+        reduction = reduce_trial(bench.try_program(parse_program(text)), bench)
+    assert body(reduction.program) == "model mamba2 seed=0; decode 1:1 0:1; save_all x; restore_all x; decode 1:1"
