@@ -4,7 +4,7 @@ import csv
 import math
 import subprocess
 import sys
-from itertools import islice
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -31,9 +31,10 @@ from statedrift.fuzz.mutants.search import (
     try_twin,
     try_twins,
 )
+from statedrift.fuzz.trial import Bench, Trial
 from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.models import Model
-from statedrift.spec.programs import program_line
+from statedrift.spec.programs import Program, program_line
 
 MUTANT = MUTANTS["share_forgets_attention"]
 needs_hypofuzz = pytest.mark.skipif(not hypofuzz_baseline.is_installed(), reason=hypofuzz_baseline.MISSING)
@@ -138,12 +139,22 @@ def test_twins_take_turns_on_programs_that_no_search_draws(monkeypatch: pytest.M
     assert piece.programs == 2 * searching.BATCH_PROGRAMS  # a whole turn, although its time was over before
     assert piece.seconds >= 0.01
     assert piece.alarms == ()
-    drawn = [
-        {program_line(program) for batch in islice(searching._programs("statedrift", seed, "lfm2"), 20) for program in batch}
-        for seed in (0, 1, 2, "twins lfm2 0", "twins lfm2 1")
-    ]
-    assert not (drawn[0] | drawn[1] | drawn[2]) & (drawn[3] | drawn[4])
-    assert not drawn[3] & drawn[4]
+    tried: list[set[str]] = []
+
+    def note(bench: Bench, programs: list[Program]) -> list[Trial]:
+        tried[-1] |= {program_line(program) for program in programs}
+        return []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bench, "try_programs", note)
+        for number in (0, 1):
+            tried.append(set())
+            try_twins(twins, number, 0.01, noises)
+        for seed in (0, 1, 2):
+            tried.append(set())
+            try_twin(MUTANT, seed, noises)
+    assert all(tried)
+    assert not any(some & others for some, others in combinations(tried, 2))
     monkeypatch.setattr(searching, "MutantTarget", lambda mutant, is_faulty: MutantTarget(mutant))  # twins with the fault in them
     alarms = try_twins(twins, 0, 0.01, noises).alarms
     assert alarms
