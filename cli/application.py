@@ -235,16 +235,22 @@ def mutants(
         list[str] | None, typer.Option("--mutant", metavar="NAME", help="This one; may be given several times. Else all.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="10 seeds of at most 60 s each, in place of 3 of 20 s.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Beside uniform choices and a Hypothesis state machine.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Beside uniform choices, a Hypothesis state machine, and HypoFuzz.")] = False,
     results: Annotated[
         Path | None, typer.Option("--results", metavar="FILE", help="Keep every run here, and go on from what is there.")
     ] = None,
+    twins: Annotated[
+        float | None,
+        typer.Option("--twins", metavar="SECONDS", help="Run the fixed twins of each family for so long, not for 64 programs."),
+    ] = None,
+    write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the report as Markdown.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a line for every run.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Measure how soon named faults in our own caches are found."""
     from .mutants import mutants_command
 
-    return mutants_command(tuple(mutant or ()), full, compare, results, json)
+    return mutants_command(tuple(mutant or ()), full, compare, results, json, twins, write, csv)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

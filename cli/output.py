@@ -11,6 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+from ..spec.errors import UsageError
 
 _RESET = "\x1b[0m"
 _BOLD = "\x1b[1m"
@@ -58,6 +61,20 @@ def say(text: str, plain: bool = False) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # the interpreter's last flush must have somewhere to go
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Raise UsageError for a file that cannot be written at the end of a long run because there is no folder for it."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise UsageError(f"{option} {path}: give a file in a folder that exists")
+
+
+def write_file(option: str, path: Path, text: str) -> None:
+    """Write a text file that was asked for with an option. Raises UsageError when it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

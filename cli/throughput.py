@@ -21,11 +21,11 @@ from ..fuzz.naive_baseline import TARGET_NAME as NAIVE_TARGET
 from ..fuzz.naive_baseline import Mix, NaiveThroughput, campaign_mix, measure_naive
 from ..fuzz.throughput import Throughput, measure
 from ..reports.terminal import aligned
-from ..spec.errors import UnavailableError, UsageError
+from ..spec.errors import UnavailableError
 from . import failures
 from .failures import complain
 from .fuzzing import checked_settings
-from .output import say
+from .output import check_file, say, write_file
 
 TARGETS = ("numba", "llamacpp")
 PROGRAMS_PER_SECOND_MIN = {"numba": 300.0, "llamacpp": 150.0}
@@ -58,15 +58,11 @@ class Report(msgspec.Struct, frozen=True):
 
 def throughput_command(targets: Sequence[str], families: Sequence[str], seconds: float, seed: int, write: Path | None) -> int:
     """Measure, print, and write Markdown when asked to; the answer is the exit status."""
-    if write is not None and (write.is_dir() or not write.absolute().parent.is_dir()):
-        raise UsageError(f"--write {write}: give a file in a folder that exists")
+    check_file("--write", write)
     report = _measure_all(tuple(dict.fromkeys(targets)), families, seconds, seed)
     say(report_text(report))
     if write is not None:
-        try:
-            write.write_text(report_markdown(report, machine_facts()), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--write {write}: {error.strerror}") from error
+        write_file("--write", write, report_markdown(report, machine_facts()))
     return failures.OK if all(bound.holds for bound in bounds_of(report)) else failures.DIVERGENCE
 
 
@@ -240,7 +236,7 @@ def _padded(rows: Sequence[Sequence[str]]) -> list[tuple[str, str, str]]:
     return [(word, measured.rjust(width), stated) for word, measured, stated in rows]
 
 
-def machine_facts() -> list[tuple[str, str]]:
+def machine_facts(packages: Sequence[str] = PACKAGES) -> list[tuple[str, str]]:
     """The machine and the versions that the numbers were measured with, and the date."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = [
@@ -249,7 +245,7 @@ def machine_facts() -> list[tuple[str, str]]:
         ("memory", f"{memory / (1 << 30):.0f} GiB"),
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
     ]
-    for package in PACKAGES:
+    for package in packages:
         try:
             facts.append((package, version(package)))
         except PackageNotFoundError:

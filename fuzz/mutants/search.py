@@ -6,8 +6,10 @@ Rules
 - Time is the CPU time of this process: a core that is shared with others does not make a fuzzer slower. Reduction is not in it.
 - Before a run its mutant has shown itself on the program that was written by hand, and its fixed twin has passed it.
 - A run that finds nothing within its limit is censored, never counted as slow.
+- Fixed twins are run on programs of the same kind: on as many as asked for, or for as long; in the latter case on none that a search uses.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import count
 from time import perf_counter, process_time
@@ -22,6 +24,7 @@ from ...store.campaigns import Noise
 from ..choices import SeededChoices
 from ..generation import OPERATIONS_PER_PROGRAM_MAX, generate, model_for
 from ..generation_operations import draw_program
+from ..hypofuzz_baseline import search_by_coverage
 from ..naive_baseline import WALL_FACTOR_MAX, search_naively
 from ..reduction import reduce_trial
 from ..shards import number_of
@@ -29,8 +32,8 @@ from ..signatures import fine_signature
 from ..trial import Bench, Trial
 from .mutant import Mutant, MutantTarget
 
-Finder = Literal["statedrift", "uniform", "hypothesis"]
-FINDERS: tuple[Finder, ...] = ("statedrift", "uniform", "hypothesis")
+Finder = Literal["statedrift", "uniform", "hypothesis", "hypofuzz"]
+FINDERS: tuple[Finder, ...] = ("statedrift", "uniform", "hypothesis", "hypofuzz")
 BATCH_PROGRAMS = 16
 """Programs that are judged together: a fault is known at the end of them."""
 REDUCTION_SECONDS_MAX = 30.0
@@ -64,6 +67,23 @@ class Twin(msgspec.Struct, frozen=True):
 
     mutant: str
     seed: int
+    programs: int
+    alarms: tuple[str, ...]
+
+
+class TwinPiece(msgspec.Struct, frozen=True):
+    """What the fixed twins of one family gave in one piece of the time that they are run for, in turns.
+
+    mutants  whose twins they are
+    number   of the piece, from 0; its programs are a pure function of the family and of it
+    seconds  of CPU time
+    alarms   each the mutant, and a program on one line
+    """
+
+    family: str
+    mutants: tuple[str, ...]
+    number: int
+    seconds: float
     programs: int
     alarms: tuple[str, ...]
 
@@ -105,8 +125,8 @@ def sound_noise(mutants: Sequence[Mutant]) -> dict[Model, Noise]:
     return noises
 
 
-def _programs(finder: Finder, seed: int, family: str) -> Iterator[list[Program]]:
-    """Batches of programs without end; all programs of a batch are of one model."""
+def _programs(finder: Finder, seed: int | str, family: str) -> Iterator[list[Program]]:
+    """Batches of programs without end; all programs of a batch are of one model. seed: a text is no seed of a search."""
     for batch in count():
         model = model_for(number_of(seed, batch, "model"), family)
         numbers = [number_of(seed, batch, number) for number in range(BATCH_PROGRAMS)]
@@ -121,9 +141,10 @@ def search(mutant: Mutant, finder: Finder, seed: int, limit_seconds: float, nois
     target = MutantTarget(mutant)
     with Bench(target) as bench:
         bench.set_noise(noises)
-        if finder == "hypothesis":
+        if finder in ("hypothesis", "hypofuzz"):
             model = Model(mutant.family)
-            is_found, seconds, examples = search_naively(target, model, bench.tolerance(model), seed, limit_seconds)
+            machine_search = search_naively if finder == "hypothesis" else search_by_coverage
+            is_found, seconds, examples = machine_search(target, model, bench.tolerance(model), seed, limit_seconds)
             return Detection(mutant.name, finder, seed, limit_seconds, is_found, seconds, examples)
         trial, seconds, programs = _first_divergence(bench, _programs(finder, seed, mutant.family), limit_seconds)
         if trial is None:
@@ -169,6 +190,25 @@ def try_twin(mutant: Mutant, seed: int, noises: dict[Model, Noise], programs: in
             if tried >= programs:
                 break
     return Twin(mutant.name, seed, tried, tuple(alarms))
+
+
+def try_twins(mutants: Sequence[Mutant], number: int, seconds: float, noises: dict[Model, Noise]) -> TwinPiece:
+    """Run the fixed twins of the mutants of one family in turns, until `seconds` of CPU time are over and all had equally many programs."""
+    family = mutants[0].family
+    batches = _programs("statedrift", f"twins {family} {number}", family)
+    alarms: list[str] = []
+    programs = 0
+    with contextlib.ExitStack() as opened:
+        benches = [opened.enter_context(Bench(MutantTarget(mutant, is_faulty=False))) for mutant in mutants]
+        for bench in benches:
+            bench.set_noise(noises)
+        started = process_time()
+        while process_time() - started < seconds:
+            for mutant, bench in zip(mutants, benches, strict=True):
+                trials = bench.try_programs(next(batches))
+                alarms += [f"{mutant.name}: {program_line(trial.program)}" for trial in trials if trial.verdict.kind != "ok"]
+                programs += len(trials)
+        return TwinPiece(family, tuple(mutant.name for mutant in mutants), number, process_time() - started, programs, tuple(alarms))
 
 
 # --- statistics ------------------------------------------------------------------------------------------------------------
