@@ -35,6 +35,8 @@ from .signatures import coarse_signature
 from .truth import ORACLES, PLAIN_SETTING, EngineTruth, Setting, form_of, settings_of
 
 CALIBRATION_PROGRAMS = 8
+OWN_MODULES = "statedrift."
+"""Targets of these modules come with statedrift, as the installed ones do: canaries, mutants."""
 STATES_WITHOUT_TRUTH = "--inspect compares state rows with our own recompute, which --oracle engine does without; leave out one of them"
 
 
@@ -120,7 +122,7 @@ class Bench:
         self.truth = EngineTruth(self.run) if oracle == "engine" else None
         self._noise: dict[tuple[Model, Setting], Noise] = {}
         # a target in development changes without changing its version: what was measured before says nothing of it
-        self._is_installed = isinstance(target, str) and ":" not in target
+        self._is_installed = isinstance(target, str) and (":" not in target or target.startswith(OWN_MODULES))
 
     @property
     def label(self) -> str:

@@ -67,6 +67,56 @@ class SnapshotWithoutRecurrentState(_Session):
             rows[:, snapshots] = before
 
 
+class _NearestSnapshot(_Session):
+    def _run_ubatch(self, ordered: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+        nearest = plan.plane_row[_segments(ordered, ubatch), 1:2].ravel() if len(plan.plane_row) else plan.plane_row.ravel()
+        nearest, rows = nearest[nearest != NONE], self._memory.recurrent_rows
+        before = rows[:, nearest].copy()
+        super()._run_ubatch(ordered, plan, sights, ubatch, hidden, y)
+        if self.probe.strikes(before.size > 0):
+            rows[:, nearest] = before
+
+
+@mutant(CLASSIC, "model qwen35; decode 0:2; rollback 0 1; decode 0:1")
+class NearestSnapshotNotWrittenByADeltaNet(_NearestSnapshot):
+    """A gated delta net writes its state and the deeper snapshots of it, and not the one of the token before."""
+
+
+@mutant(CLASSIC, "model mamba; decode 0:2; rollback 0 1; decode 0:1")
+class NearestSnapshotNotWrittenByAScan(_NearestSnapshot):
+    """A selective scan writes its state and the deeper snapshots of it, and not the one of the token before."""
+
+
+@mutant(CLASSIC, "model lfm2; decode 0:1; decode 0:1")
+class WindowLacksTheNewestToken(_Session):
+    """The convolution windows that a decode leaves, its snapshots' too, end one token too early."""
+
+    def _run_ubatch(self, ordered: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+        segments, rows = _segments(ordered, ubatch), self._memory.convolution_rows
+        fresh, source = plan.zero_row[segments] != NONE, plan.source_row[segments]
+        found = np.where(fresh[:, None], 0, rows[:, source])
+        super()._run_ubatch(ordered, plan, sights, ubatch, hidden, y)
+        if self.probe.strikes(found.size > 0):
+            for place, segment in enumerate(segments):
+                written = plan.plane_row[segment][plan.plane_row[segment] != NONE]
+                rows[:, written[:-1]] = rows[:, written[1:]].copy()
+                if ordered.segment_start[segment + 1] - ordered.segment_start[segment] == len(written):
+                    rows[:, written[-1]] = found[:, place]
+
+
+@mutant(CLASSIC, "model qwen4exp; decode 0:3; drop 0; decode 0:1")
+class TokenHistoryNotZeroed(_Session):
+    """A new sequence starts from zero states, and from the last owner's convolution of per-layer embeddings."""
+
+    def _run_ubatch(self, ordered: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray) -> None:
+        fresh, memory = plan.zero_row[_segments(ordered, ubatch)], self._memory
+        fresh = fresh[fresh != NONE]
+        if self.probe.strikes(bool(memory.embedding_rows[:, fresh].any())):
+            memory.convolution_rows[:, fresh] = memory.recurrent_rows[:, fresh] = 0
+            plan = plan._replace(zero_row=np.full_like(plan.zero_row, NONE))
+        super()._run_ubatch(ordered, plan, sights, ubatch, hidden, y)
+
+
 @mutant("ggml-org/llama.cpp#19531", "model lfm2; decode 0:1 1:1; decode 1:1")
 class WindowsOfOneSequenceForAll(_Session):
     """With several sequences in a ubatch all are left with the first one's convolution window."""

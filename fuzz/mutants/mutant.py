@@ -85,10 +85,11 @@ class Mutant(msgspec.Struct, frozen=True):
     @property
     def overrides(self) -> tuple[str, ...]:
         """The methods that the mutant has of its own, as Class.method."""
-        for parent in self.override.__mro__[1:]:
+        own: list[str] = []
+        for parent in self.override.__mro__:
             if parent.__module__.startswith("statedrift.impl"):
-                own = [name for name in vars(self.override) if not name.startswith("__") and hasattr(parent, name)]
-                return tuple(f"{parent.__name__}.{name}" for name in own)
+                return tuple(f"{parent.__name__}.{name}" for name in own if hasattr(parent, name))
+            own += [name for name in vars(parent) if not name.startswith("__")]
         return ()
 
 

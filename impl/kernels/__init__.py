@@ -56,8 +56,9 @@ def discard_stale_code(folders: tuple[Path, ...], constants: tuple[Path, ...] = 
             return False
     with contextlib.suppress(OSError):
         for folder in folders:
-            for index in (folder / "__pycache__").glob("*.nbi"):
-                index.unlink(missing_ok=True)
+            for suffix in ("nbi", "nbc"):  # the index first: what no index names is read by nobody
+                for stale in (folder / "__pycache__").glob(f"*.{suffix}"):
+                    stale.unlink(missing_ok=True)
         compiled.mkdir(exist_ok=True)
         stamp.write_text(digest.hexdigest())
         return True

@@ -452,15 +452,17 @@ def test_compiled_code_is_discarded_when_a_source_changes_and_only_then(tmp_path
     folder = tmp_path / "kernels"
     (folder / "__pycache__").mkdir(parents=True)
     (folder / "one.py").write_text("@kernel\ndef f(x): return 1\n")
-    index = folder / "__pycache__" / "one.nbi"
+    index, code = folder / "__pycache__" / "one.nbi", folder / "__pycache__" / "one.1.nbc"
     discard_stale_code((folder,))
     index.write_bytes(b"compiled")
+    code.write_bytes(b"compiled")
     (folder / "other.py").write_text("without kernels\n")
     assert not discard_stale_code((folder,))
     assert index.exists()
     (folder / "one.py").write_text("@kernel\ndef f(x): return 2\n")
     assert discard_stale_code((folder,))
     assert not index.exists()
+    assert not code.exists()  # another process may read an index that is new and code that is old
     facts = tmp_path / "facts.py"
     facts.write_text("NORM_EPSILON = 1e-5\nother = 1\n")
     assert discard_stale_code((folder,), (facts,))
