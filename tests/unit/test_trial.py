@@ -218,6 +218,8 @@ def test_an_answer_that_is_no_outcome_is_an_error_that_says_so() -> None:
             session.share = lambda *arguments: True  # type: ignore[assignment,return-value]
             return session
 
-    verdict = statedrift.check(parse_program("model lfm2 seed=0; decode 0:2; share 0 1"), Talkative())
+    target = Talkative()
+    trial._bench_of(target).set_noise(QUIET)
+    verdict = statedrift.check(parse_program("model lfm2 seed=0; decode 0:2; share 0 1"), target)
     assert verdict.kind == "bad-refusal"
     assert "must be an Outcome, not bool" in verdict.reason
