@@ -14,7 +14,7 @@ import functools
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain, pairwise
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -126,15 +126,18 @@ def lay_out(pieces: tuple[Piece, ...], interleave: bool, outputs: Outputs) -> La
 
     Round-robin keeps the order within a sequence; it is not done for tokens that belong to several sequences at once.
     """
-    newest = {sequence: number for number, piece in enumerate(pieces) for sequence in piece.sequences}
+    newest = {sequence: number for number, piece in enumerate(pieces) for sequence in piece.sequences} if outputs == "last" else {}
     last_pieces = set(newest.values())
-    wanted = [
-        [True] * len(piece.tokens) if outputs != "last" else [False] * (len(piece.tokens) - 1) + [number in last_pieces]
-        for number, piece in enumerate(pieces)
-    ]
-    tokens = list(chain.from_iterable(piece.tokens for piece in pieces))
-    positions = list(chain.from_iterable(range(piece.first_position, piece.first_position + len(piece.tokens)) for piece in pieces))
-    sequences = list(chain.from_iterable(repeat(piece.sequences, len(piece.tokens)) for piece in pieces))
+    tokens: list[int] = []
+    positions: list[int] = []
+    sequences: list[tuple[int, ...]] = []
+    wanted = []
+    for number, piece in enumerate(pieces):
+        count = len(piece.tokens)
+        tokens += piece.tokens
+        positions += range(piece.first_position, piece.first_position + count)
+        sequences += [piece.sequences] * count
+        wanted.append([True] * count if outputs != "last" else [False] * (count - 1) + [number in last_pieces])
     asked = list(chain.from_iterable(wanted))
     order: Sequence[int] = range(len(tokens))
     if interleave and all(len(piece.sequences) == 1 for piece in pieces):

@@ -18,7 +18,7 @@ def allocate(shape: tuple[int, ...], poison: bool = False) -> np.ndarray:
     padding = ALIGNMENT_BYTES // FLOAT_BYTES
     count = math.prod(shape)
     block = np.zeros(count + padding, np.float32)
-    start = -block.__array_interface__["data"][0] % ALIGNMENT_BYTES // FLOAT_BYTES
+    start = -block.ctypes.data % ALIGNMENT_BYTES // FLOAT_BYTES
     array = block[start : start + count].reshape(shape)
     if poison:
         array.fill(np.nan)
