@@ -202,7 +202,8 @@ def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerances: Sequence[floa
     together = np.concatenate(errors) if errors else np.zeros(0)
     allowed = np.repeat(np.array(tolerances, np.float64), np.array([len(own) for own in errors], np.int64))
     if np.all(together <= allowed):
-        return run.verdict or Verdict("ok", **_nearest(together, allowed, tolerance))
+        error, held_to = _nearest(together, allowed, tolerance)
+        return run.verdict or Verdict("ok", error=error, tolerance=held_to)
     wrong = [  # operation index, span number
         (span.operation_index, number)
         for number, (span, own) in enumerate(zip(run.spans, errors, strict=True))
@@ -220,12 +221,12 @@ def _badness(errors: np.ndarray) -> float:
     return float("inf") if not np.all(np.isfinite(errors)) else float(errors.max())
 
 
-def _nearest(errors: np.ndarray, tolerances: np.ndarray, tolerance: float) -> dict[str, float]:
-    """The error of the row that is nearest to its tolerance, and that tolerance, as a verdict has them; 0 and `tolerance` where there is none."""
+def _nearest(errors: np.ndarray, tolerances: np.ndarray, tolerance: float) -> tuple[float, float]:
+    """The error of the row that is nearest to its tolerance, and that tolerance; 0 and `tolerance` where there is none."""
     if not len(errors):
-        return {"error": 0.0, "tolerance": tolerance}
+        return 0.0, tolerance
     nearest = np.lexsort((errors, errors / tolerances))[-1]
-    return {"error": float(errors[nearest]), "tolerance": float(tolerances[nearest])}
+    return float(errors[nearest]), float(tolerances[nearest])
 
 
 def _wrong_rows(run: Run, span_number: int, errors: np.ndarray, tolerance: float) -> Verdict:

@@ -250,9 +250,12 @@ def test_one_core_is_given_back() -> None:
 
 
 def test_a_settled_heap_is_collected_again_afterwards() -> None:
+    thresholds = gc.get_threshold()
     with settled_heap():
         assert gc.get_freeze_count() > 0
+        assert gc.get_threshold()[0] > thresholds[0]
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == thresholds
 
 
 def test_a_measurement_counts_what_its_shards_ran() -> None:
