@@ -14,7 +14,7 @@ import functools
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -126,30 +126,33 @@ def lay_out(pieces: tuple[Piece, ...], interleave: bool, outputs: Outputs) -> La
 
     Round-robin keeps the order within a sequence; it is not done for tokens that belong to several sequences at once.
     """
-    newest = {sequence: number for number, piece in enumerate(pieces) for sequence in piece.sequences}
+    newest = {sequence: number for number, piece in enumerate(pieces) for sequence in piece.sequences} if outputs == "last" else {}
     last_pieces = set(newest.values())
-    wanted = [
-        [True] * len(piece.tokens) if outputs != "last" else [False] * (len(piece.tokens) - 1) + [number in last_pieces]
-        for number, piece in enumerate(pieces)
-    ]
-    tokens = [token for piece in pieces for token in piece.tokens]
-    positions = [piece.first_position + index for piece in pieces for index in range(len(piece.tokens))]
-    sequences = [piece.sequences for piece in pieces for _ in piece.tokens]
-    asked = [want for piece_wanted in wanted for want in piece_wanted]
+    tokens: list[int] = []
+    positions: list[int] = []
+    sequences: list[tuple[int, ...]] = []
+    wanted = []
+    for number, piece in enumerate(pieces):
+        count = len(piece.tokens)
+        tokens += piece.tokens
+        positions += range(piece.first_position, piece.first_position + count)
+        sequences += [piece.sequences] * count
+        wanted.append([True] * count if outputs != "last" else [False] * (count - 1) + [number in last_pieces])
+    asked = list(chain.from_iterable(wanted))
     order: Sequence[int] = range(len(tokens))
     if interleave and all(len(piece.sequences) == 1 for piece in pieces):
         order = _round_robin(sequences)
         tokens, positions = [tokens[place] for place in order], [positions[place] for place in order]
         sequences = [sequences[place] for place in order]
     places = [-1] * len(asked)
-    for row, place in enumerate(place for place in order if asked[place]):
+    for row, place in enumerate(filter(asked.__getitem__, order)):
         places[place] = row
-    ends = list(accumulate((len(piece.tokens) for piece in pieces), initial=0))
+    ends = accumulate((len(piece.tokens) for piece in pieces), initial=0)
     batch = Batch(
         tokens=np.array(tokens, dtype=np.int32),
         positions=np.array(positions, dtype=np.int32),
         sequences=tuple(sequences),
-        wanted=np.array([asked[place] for place in order], dtype=bool),
+        wanted=np.array(list(map(asked.__getitem__, order)), dtype=bool),
         outputs=outputs,
     )
     return Layout(batch, [places[start:end] for start, end in pairwise(ends)], wanted)

@@ -70,18 +70,26 @@ def span_errors(
     rows = []
     for run in runs:
         decodes = {index: np.frombuffer(data, np.float32).reshape(-1, width) for index, (data, width) in run.rows.items()}
-        rows += [decodes[span.operation_index][list(span.places)] for span in run.spans]
+        rows += [_taken(decodes[span.operation_index], span.places) for span in run.spans]
     known = [number for number, truth in enumerate(flat) if len(rows[number]) and not isinstance(truth, NoTruth)]
     together = _errors_together(
         [rows[number] for number in known], [truth for truth in flat if not isinstance(truth, NoTruth) and len(truth)]
     )
-    least = [margin_min(tolerance) for own in tolerances for tolerance in own] if tolerances else [MARGIN_MIN] * len(flat)
-    for number, own in zip(known, together, strict=True):
-        if answers:
+    if answers and _selects(model):
+        least = [margin_min(tolerance) for own in tolerances for tolerance in own] if tolerances else [MARGIN_MIN] * len(flat)
+        for number, own in zip(known, together, strict=True):
             own[(answers[number].margins < least[number]) & np.isfinite(own)] = 0.0
     found = dict(zip(known, together, strict=True))
     errors = iter([found.get(number, np.zeros(0)) for number in range(len(rows))])
     return [[next(errors) for _ in run.spans] for run in runs]
+
+
+def _taken(rows: np.ndarray, places: tuple[int, ...]) -> np.ndarray:
+    """The rows at ascending places; those that stand together, which is what most are, are not copied."""
+    count = len(places)
+    if places and places[-1] - places[0] == count - 1:
+        return rows[places[0] : places[0] + count]
+    return rows[list(places)]
 
 
 def unjudged_rows(model: Model, runs: Sequence[Run], tolerance: float = 0.0) -> tuple[int, int]:
@@ -191,13 +199,16 @@ def why_unknown(truth: np.ndarray | NoTruth) -> str | None:
 
 def _judge_run(run: Run, errors: Sequence[np.ndarray], tolerances: Sequence[float], tolerance: float) -> Verdict:
     """`tolerance` is said where there are no rows."""
-    wrong: list[tuple[int, int]] = []  # operation index, span number
-    for number, (span, span_error) in enumerate(zip(run.spans, errors, strict=True)):
-        if not np.all(span_error <= tolerances[number]):
-            wrong.append((span.operation_index, number))
-    if not wrong:
-        error, allowed = _nearest(errors, tolerances, tolerance)
-        return run.verdict or Verdict("ok", error=error, tolerance=allowed)
+    together = np.concatenate(errors) if errors else np.zeros(0)
+    allowed = np.repeat(np.array(tolerances, np.float64), np.array([len(own) for own in errors], np.int64))
+    if np.all(together <= allowed):
+        error, held_to = _nearest(together, allowed, tolerance)
+        return run.verdict or Verdict("ok", error=error, tolerance=held_to)
+    wrong = [  # operation index, span number
+        (span.operation_index, number)
+        for number, (span, own) in enumerate(zip(run.spans, errors, strict=True))
+        if not np.all(own <= tolerances[number])
+    ]
     operation_index = min(wrong)[0]
     if run.verdict and run.verdict.operation_index is not None and run.verdict.operation_index < operation_index:
         return run.verdict
@@ -210,10 +221,12 @@ def _badness(errors: np.ndarray) -> float:
     return float("inf") if not np.all(np.isfinite(errors)) else float(errors.max())
 
 
-def _nearest(errors: Sequence[np.ndarray], tolerances: Sequence[float], tolerance: float) -> tuple[float, float]:
+def _nearest(errors: np.ndarray, tolerances: np.ndarray, tolerance: float) -> tuple[float, float]:
     """The error of the row that is nearest to its tolerance, and that tolerance; 0 and `tolerance` where there is none."""
-    largest = [(float(own.max()), allowed) for own, allowed in zip(errors, tolerances, strict=True) if len(own)]
-    return max(largest, key=lambda pair: (pair[0] / pair[1], pair[0]), default=(0.0, tolerance))
+    if not len(errors):
+        return 0.0, tolerance
+    nearest = np.lexsort((errors, errors / tolerances))[-1]
+    return float(errors[nearest]), float(tolerances[nearest])
 
 
 def _wrong_rows(run: Run, span_number: int, errors: np.ndarray, tolerance: float) -> Verdict:

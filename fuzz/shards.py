@@ -31,6 +31,8 @@ from .reach import NOTHING_REACHED, ReachCounter, Reached
 from .trial import Bench, Trial, without_rows
 
 SHARD_PROGRAMS = PROFILES[SWARM].shard_programs
+YOUNG_OBJECTS_MAX = 20_000
+"""So many new containers are a few MiB; what a shard makes is several times as many."""
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -137,12 +139,16 @@ def light(trial: Trial) -> Trial:
 
 @contextlib.contextmanager
 def settled_heap() -> Iterator[None]:
-    """Keep what is loaded now out of garbage collections: with PyTorch imported a full one takes a tenth of a second, and finds nothing."""
+    """Keep what is loaded now out of garbage collections: with PyTorch imported a full one takes a tenth of a second, and finds nothing.
+    The others come seldom, since what a shard keeps until its end would be looked at over and over."""
+    thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS_MAX, *thresholds[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
@@ -176,6 +182,7 @@ def start_worker(target_name: str, against_name: str | None, inspect: bool, orac
     bench.set_noise(dict(msgspec.json.decode(noise, type=list[tuple[Model, Noise]])))
     _bench.append(bench)
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS_MAX)
 
 
 def worker_bench() -> Bench:

@@ -89,6 +89,11 @@ class Throughput(msgspec.Struct, frozen=True):
         return self.operations / self.programs
 
     @property
+    def generating_share(self) -> float:
+        """Of the wall time."""
+        return self.seconds_generating / self.seconds
+
+    @property
     def judging_share(self) -> float:
         """Of the wall time."""
         return self.seconds_judging / self.seconds

@@ -120,7 +120,7 @@ class Checker:
     def demand(self, operation: AnyOperation) -> Demand:
         """What the contract asks of `operation` in the present state."""
         logs = self.ledger.logs
-        if any(sequence >= len(logs) for sequence in sequences_of(operation)):
+        if max(sequences_of(operation), default=-1) >= len(logs):
             return Demand("skip", "the session has no such sequence any more")
         match operation:
             case Decode(items=items, outputs=outputs):
@@ -376,6 +376,8 @@ class Checker:
         self.before = positions
 
     def _judge_outcome(self, index: int, operation: AnyOperation, demand: Demand, outcome: Outcome) -> Verdict | None:
+        if outcome.word == "accepted" and demand.word != "must-refuse":
+            return None
         name = operation_name(operation)
         detail = f": {outcome.detail}" if outcome.detail else ""
         because = f" ({demand.reason})" if demand.reason else ""
@@ -530,6 +532,7 @@ class Checker:
                 slot.shortest = -1
 
     def _judge_positions(self, index: int, operation: AnyOperation, positions: Positions) -> Verdict | None:
+        has_first = not self.capabilities.recurrent and not self.capabilities.windowed
         for sequence, (first, last) in enumerate(positions):
             log = self.ledger.logs[sequence]
             if log.unchecked:
@@ -541,7 +544,7 @@ class Checker:
                     return self._position_verdict("false-success", index, operation, sequence, last, reason)
                 reason = f"after {operation_name(operation)} sequence {sequence} ends at position {last}, not {log.position}"
                 return self._position_verdict("wrong-position", index, operation, sequence, last, reason)
-            exact = not self.capabilities.recurrent and not self.capabilities.windowed and not log.divided
+            exact = has_first and not log.divided
             if (first == -1) != (last == -1) or first > last or (exact and first != log.first_position):
                 reason = f"after {operation_name(operation)} sequence {sequence} says it begins at position {first} and ends at {last}"
                 return self._position_verdict("wrong-position", index, operation, sequence, first, reason)
@@ -569,10 +572,9 @@ class Checker:
 
     def _follow_unchecked(self, positions: Positions) -> None:
         """Of an unchecked log only the position is known, and only from the target: decoding on needs it."""
-        for sequence, (_, last) in enumerate(positions[: len(self.ledger.logs)]):
-            log = self.ledger.logs[sequence]
-            if log.unchecked and log.position != last:
-                self.ledger.logs[sequence] = log._replace(position=last)
+        for sequence, log in enumerate(self.ledger.logs[: len(positions)]):
+            if log.unchecked and log.position != positions[sequence][1]:
+                self.ledger.logs[sequence] = log._replace(position=positions[sequence][1])
 
     # --- what needs bytes or rows ----------------------------------------------------------------------------------------
 
@@ -619,6 +621,7 @@ class Checker:
         everything  also the rows of logs that are not judged
         """
         spans = []
+        named = sequences_of(self.suspect) if self.suspect else frozenset()
         added: dict[int, tuple[int, ...]] = {}
         for piece, piece_places, piece_wanted in zip(pieces, places, wanted, strict=True):
             lowest = min(piece.sequences)
@@ -639,11 +642,7 @@ class Checker:
                         tuple(compress(indices, piece_wanted)),
                         piece.first_position - piece.first_index,
                         tuple(compress(piece_places, piece_wanted)),
-                        self._relation_of(lowest),
+                        "self" if not named or lowest in named else "other",
                     )
                 )
         return spans
-
-    def _relation_of(self, sequence: int) -> Relation:
-        named = sequences_of(self.suspect) if self.suspect else frozenset()
-        return "self" if not named or sequence in named else "other"

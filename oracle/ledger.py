@@ -96,12 +96,15 @@ class Ledger:
         count = len(tokens)
         self.put(
             sequence,
-            log._replace(
+            Log(
                 tokens=log.tokens + tokens,
-                marks=log.marks + marks,
                 position=log.position + count,
                 draft=count - 1 if alone else 0,
                 depth=min(n_rs_seq, log.depth + count) if log.tokens else min(n_rs_seq, count - 1),
+                divided=log.divided,
+                unchecked=log.unchecked,
+                silent=log.silent,
+                marks=log.marks + marks,
             ),
         )
 

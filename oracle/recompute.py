@@ -149,11 +149,12 @@ class Recompute:
             final, margins = self._final_hidden(leaves, leaf, index)
             logits = (final[torch.from_numpy(~is_hidden)] @ self._weights["output"]).numpy()
         hidden = final.numpy()[is_hidden]
-        results, starts = [], {False: 0, True: 0}
-        for request, own_margins in zip(requests, np.split(margins, np.cumsum(counts)[:-1]), strict=True):
+        results, starts, first = [], {False: 0, True: 0}, 0
+        for request, count in zip(requests, counts, strict=True):
             start = starts[request.hidden]
-            starts[request.hidden] += len(own_margins)
-            results.append(Answer((hidden if request.hidden else logits)[start : start + len(own_margins)], own_margins))
+            starts[request.hidden] += count
+            results.append(Answer((hidden if request.hidden else logits)[start : start + count], margins[first : first + count]))
+            first += count
         return results
 
     def states(self, logs: Sequence[tuple[int, ...]]) -> list[list[StateRow]]:

@@ -183,7 +183,7 @@ def sequences_of(operation: AnyOperation) -> frozenset[int]:
     """The sequences that the operation names; empty when it concerns the whole session."""
     match operation:
         case Decode(items=items) | Cancel(items=items):
-            return frozenset(sequence for item in items for sequence in item.sequences)
+            return frozenset().union(*[item.sequences for item in items])
         case Share(source=source, destination=destination):
             return frozenset((source, destination))
         case Rollback() | Remove() | Drop() | Keep() | Shift() | Divide() | Save() | Restore():

@@ -216,6 +216,23 @@ def test_errors_come_span_by_span_in_the_order_of_the_runs() -> None:
     assert [index for index, span in enumerate(errors[1]) if span.max() > TOLERANCE] == [1]
 
 
+def test_rows_that_do_not_stand_together_are_those_of_their_own_sequence() -> None:
+    run = right_run(TEXT.replace("decode 0:3", "cache interleave=1; decode 0:3", 1))
+    assert [span.places for span in run.spans][:2] == [(0, 2, 4), (1, 3)]
+    for row, (sequence, position) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]):
+        verdict = verdict_of(spoiled(run, (0, row, 9.0)))
+        assert (verdict.kind, verdict.sequence, verdict.position) == ("wrong-output", sequence, position)
+
+
+def test_a_right_run_says_the_row_that_is_nearest_to_its_own_tolerance() -> None:
+    run = spoiled(right_run(), (0, 4, 0.25), (3, 0, 0.125))
+    errors = span_errors(MODEL, [run])[0]
+    assert errors[1].max() > errors[3].max() > 10 * max(errors[number].max() for number in (0, 2, 4))
+    for tolerances, nearest in (([1.0] * 5, 1), ([1.0, 1.0, 1.0, 0.2, 1.0], 3)):
+        (verdict,) = judge(MODEL, [run], 1.0, tolerances=[tolerances])
+        assert (verdict.kind, verdict.error, verdict.tolerance) == ("ok", float(errors[nearest].max()), tolerances[nearest])
+
+
 def test_the_worst_error_leaves_out_rows_that_are_not_finite() -> None:
     spoiled_run = spoiled(right_run(), (1, 0, float("nan")))
     assert worst_error(MODEL, [right_run(), spoiled_run]) == worst_error(MODEL, [right_run()])

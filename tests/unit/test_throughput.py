@@ -32,8 +32,8 @@ NUMBA = Throughput(
     version="statedrift 0.1.0",
     families=("mamba2",),
     seed=0,
-    programs=8000,
-    operations=124_000,
+    programs=11_200,
+    operations=168_000,
     divergent=0,
     failed=0,
     seconds=20.0,
@@ -63,21 +63,28 @@ def changed(throughput: Throughput, **values: object) -> Report:
     return Report((msgspec.structs.replace(throughput, **values),), (NAIVE,), MIX, ())  # type: ignore[arg-type]
 
 
+def beside(programs_per_second: float) -> NaiveThroughput:
+    """A naive way of so many programs a second."""
+    seconds = MIX.programs / programs_per_second
+    return msgspec.structs.replace(NAIVE, seconds=seconds, core_seconds=seconds)
+
+
 def failing(report: Report) -> list[str]:
     return [bound.stated for bound in bounds_of(report) if not bound.holds]
 
 
 def test_rates_are_by_the_time_of_the_core_and_by_the_clock() -> None:
-    assert NUMBA.programs_per_core_second == 500
-    assert NUMBA.programs_per_second == 400
-    assert NUMBA.operations_per_core_second == 7750
-    assert NUMBA.operations_per_program == 15.5
+    assert NUMBA.programs_per_core_second == 700
+    assert NUMBA.programs_per_second == 560
+    assert NUMBA.operations_per_core_second == 10_500
+    assert NUMBA.operations_per_program == 15
+    assert NUMBA.generating_share == 0.05
     assert NUMBA.judging_share == 0.25
 
 
 def test_where_the_cores_time_is_not_known_rates_are_by_the_clock() -> None:
     unknown = msgspec.structs.replace(NUMBA, core_seconds=None)
-    assert unknown.programs_per_core_second == unknown.programs_per_second == 400
+    assert unknown.programs_per_core_second == unknown.programs_per_second == 560
 
 
 def test_growth_compares_the_last_quarter_with_the_second() -> None:
@@ -106,17 +113,20 @@ def test_families_in_turn_are_as_quick_as_their_times_added_up() -> None:
 
 
 def test_the_ratio_to_the_naive_way_is_the_smaller_of_programs_and_operations() -> None:
-    assert naive_ratio(NUMBA, NAIVE) == 500 / 25
+    assert naive_ratio(NUMBA, NAIVE) == 700 / 25
     long_programs = msgspec.structs.replace(MIX, operations=6000)
-    assert naive_ratio(NUMBA, msgspec.structs.replace(NAIVE, mix=long_programs)) == 7750 / 1500
+    assert naive_ratio(NUMBA, msgspec.structs.replace(NAIVE, mix=long_programs)) == 10_500 / 1500
 
 
 @pytest.mark.parametrize(
     ("report", "words"),
     [
-        (changed(NUMBA, programs=4799), "at least 300 programs/s"),
+        (changed(NUMBA, programs=9599), "at least 600 programs/s"),
+        (changed(NUMBA, operations=159_999), "at least 10,000 operations/s"),
         (changed(LLAMACPP, programs=2999), "at least 150 programs/s"),
-        (changed(NUMBA, operations=39_999), "at least 10 times the naive way"),
+        (Report((NUMBA,), (beside(70.1),), MIX, ()), "at least 10 times the naive way"),
+        (changed(NUMBA, seconds_generating=5.1), "at most a quarter"),
+        (changed(NUMBA, seconds_generating=float("nan")), "at most a quarter"),
         (changed(NUMBA, seconds_judging=20 / 3), "less than a third"),
         (changed(NUMBA, seconds_judging=float("nan")), "less than a third"),
         (changed(NUMBA, parent_peak_bytes=1024 * MIB + 1), "at most 1024 MiB"),
@@ -129,16 +139,30 @@ def test_a_bound_fails_by_itself(report: Report, words: str) -> None:
     assert words in stated
 
 
-@pytest.mark.parametrize("report", [changed(NUMBA, programs=4800, operations=75_000), changed(LLAMACPP, programs=3000), changed(NUMBA)])
+@pytest.mark.parametrize(
+    "report",
+    [
+        changed(NUMBA, programs=9600, operations=160_000),
+        changed(LLAMACPP, programs=3000),
+        changed(NUMBA, seconds_generating=5.0),
+        Report((NUMBA,), (beside(70.0),), MIX, ()),
+    ],
+)
 def test_what_just_reaches_a_bound_holds(report: Report) -> None:
     assert failing(report) == []
 
 
 def test_the_bound_on_a_target_is_on_its_families_in_turn() -> None:
-    quick = msgspec.structs.replace(NUMBA, families=("mamba2",), programs=16_000)  # 1,000 a second
-    slow = msgspec.structs.replace(NUMBA, families=("lfm2",), programs=3200)  # 200 a second
+    quick = msgspec.structs.replace(NUMBA, families=("mamba2",), programs=32_000, operations=640_000)  # 2,000 a second
+    slow = msgspec.structs.replace(NUMBA, families=("lfm2",), programs=6400, operations=64_000)  # 400 a second
     assert failing(Report((quick, slow), (), MIX, ())) == []
-    assert failing(Report((slow,), (), MIX, ())) == ["numba lfm2 in turn: at least 300 programs/s on one core"]
+    assert failing(Report((slow,), (), MIX, ())) == [
+        "numba lfm2 in turn: at least 600 programs/s on one core",
+        "numba lfm2 in turn: at least 10,000 operations/s on one core",
+    ]
+    # of a program of each: 30 operations in 1/2,000 + 1/400 of a second
+    stated = {bound.stated: bound.measured for bound in bounds_of(Report((quick, slow), (), MIX, ()))}
+    assert stated["numba mamba2 and lfm2 in turn: at least 10,000 operations/s on one core"] == "10,000"
 
 
 def test_a_target_of_somebody_elses_has_no_bound_on_its_rate() -> None:
@@ -149,18 +173,19 @@ def test_a_target_of_somebody_elses_has_no_bound_on_its_rate() -> None:
 def test_the_text_says_the_rates_the_notes_and_the_bounds() -> None:
     lines = report_text(REPORT).splitlines()
     (row,) = [line for line in lines if line.startswith("  numba mamba2  ")][:1]
-    assert row.split()[2:] == ["500", "400", "7,750", "15.5", "0.0", "%", "20.0"]
+    assert row.split()[2:] == ["700", "560", "10,500", "15.0", "0.0", "%", "28.0"]
     (row,) = [line for line in lines if line.startswith("  naive mamba2 ")]
     assert row.split()[2:] == ["25", "25", "375", "15.0", "-", "1"]
     assert "  numba mamba2: the core was shared, 80 % of the clock's time was for this." in lines
     assert "  Not measured: target other is not available: no library" in lines
-    assert "  FAILS   100  llamacpp lfm2 in turn: at least 150 programs/s on one core" in lines
-    assert "  holds   500  numba mamba2 in turn: at least 300 programs/s on one core" in lines
+    assert "  FAILS     100  llamacpp lfm2 in turn: at least 150 programs/s on one core" in lines
+    assert "  holds     700  numba mamba2 in turn: at least 600 programs/s on one core" in lines
+    assert "  holds  10,500  numba mamba2 in turn: at least 10,000 operations/s on one core" in lines
 
 
 def test_the_page_has_the_same_numbers_and_the_machine() -> None:
     page = report_markdown(REPORT, [("date", "2026-11-29"), ("processor", "a processor, 2 cores, one used")])
-    assert "| numba mamba2 | 500 | 400 | 7,750 | 15.5 | 0.0 % | 20.0 |" in page
+    assert "| numba mamba2 | 700 | 560 | 10,500 | 15.0 | 0.0 % | 28.0 |" in page
     assert "| llamacpp lfm2 in turn: at least 150 programs/s on one core | 100 | **no** |" in page
     assert "| processor | a processor, 2 cores, one used |" in page
     tables = [block for block in page.split("\n\n") if block.startswith("|")]
@@ -225,9 +250,12 @@ def test_one_core_is_given_back() -> None:
 
 
 def test_a_settled_heap_is_collected_again_afterwards() -> None:
+    thresholds = gc.get_threshold()
     with settled_heap():
         assert gc.get_freeze_count() > 0
+        assert gc.get_threshold()[0] > thresholds[0]
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == thresholds
 
 
 def test_a_measurement_counts_what_its_shards_ran() -> None:
