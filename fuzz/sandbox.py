@@ -24,7 +24,7 @@ import msgspec
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_text
 from ..spec.verdicts import Verdict
-from .engine_child import FRAME_BYTES_MAX, LENGTH, PLACE, Answered, Died, Failed, Frame, Ran, Ready, Request, write_frame
+from .engine_child import FRAME_BYTES_MAX, LENGTH, PLACE, PLACE_BYTES, Answered, Died, Failed, Frame, Ran, Ready, Request, write_frame
 from .execution import PLAIN, Manner, Run, death_verdict
 
 PROGRAM_SECONDS_MAX = 60.0
@@ -59,7 +59,7 @@ class Sandbox:
         self._folder = tempfile.TemporaryDirectory(prefix="statedrift-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         self._place = (folder / "place").open("w+b", buffering=0)
-        self._place.write(PLACE.pack(-1, -1, -1, -1))
+        self._place.write(PLACE.pack(-1, -1, -1, -1).ljust(PLACE_BYTES, b"\0"))
         self._in_flight = folder / "in-flight.drift"
         self._log = (folder / "log").open("a+b", buffering=0)  # appending: it can be cut while the child writes
         try:

@@ -469,6 +469,10 @@ class LlamaTarget:
         models = _models()
         return LlamaSession(models.library, models.get(model), model, configuration)
 
+    def load(self, model: Model) -> None:
+        """See spec.target.LoadsModels: making a model's file and reading it takes longer than a program."""
+        _models().get(model)
+
 
 def last_log_lines() -> list[str]:
     """The library's last warnings and errors, at most 40, oldest first."""
