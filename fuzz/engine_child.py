@@ -88,6 +88,9 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
 
 
 Frame = Ready | Answered | Failed | Died
+FRAMES = msgspec.msgpack.Decoder(Frame)
+"""Made once: what a union holds would be looked up again for every frame."""
+_REQUESTS = msgspec.msgpack.Decoder(Request)
 
 
 def read_exactly(descriptor: int, size: int) -> bytes:
@@ -142,7 +145,7 @@ def _serve(target: Target, ready: bytes, requests: int, answers: int, place: mma
     write_frame(answers, ready)
     noted = None
     while (body := read_frame(requests)) is not None:
-        request = msgspec.msgpack.decode(body, type=Request)
+        request = _REQUESTS.decode(body)
         for number, (program, manner) in enumerate(zip(request.programs, request.manners, strict=True)):
             if program.model != noted:
                 PLACE.pack_into(place, 0, os.getpid(), request.batch, number, -1)  # first: the place before was of another model
