@@ -115,7 +115,8 @@ def test_the_ratio_to_the_naive_way_is_the_smaller_of_programs_and_operations() 
     ("report", "words"),
     [
         (changed(NUMBA, programs=4799), "at least 300 programs/s"),
-        (changed(LLAMACPP, programs=2999), "at least 150 programs/s"),
+        (changed(LLAMACPP, families=("mamba2",), programs=2999), "at least 150 programs/s"),
+        (changed(LLAMACPP, programs=4999), "llamacpp lfm2: at least 250 programs/s"),
         (changed(NUMBA, operations=39_999), "at least 10 times the naive way"),
         (changed(NUMBA, seconds_judging=20 / 3), "less than a third"),
         (changed(NUMBA, seconds_judging=float("nan")), "less than a third"),
@@ -129,7 +130,15 @@ def test_a_bound_fails_by_itself(report: Report, words: str) -> None:
     assert words in stated
 
 
-@pytest.mark.parametrize("report", [changed(NUMBA, programs=4800, operations=75_000), changed(LLAMACPP, programs=3000), changed(NUMBA)])
+@pytest.mark.parametrize(
+    "report",
+    [
+        changed(NUMBA, programs=4800, operations=75_000),
+        changed(LLAMACPP, families=("mamba2",), programs=3000),
+        changed(LLAMACPP, programs=5000),
+        changed(NUMBA),
+    ],
+)
 def test_what_just_reaches_a_bound_holds(report: Report) -> None:
     assert failing(report) == []
 
@@ -155,6 +164,7 @@ def test_the_text_says_the_rates_the_notes_and_the_bounds() -> None:
     assert "  numba mamba2: the core was shared, 80 % of the clock's time was for this." in lines
     assert "  Not measured: target other is not available: no library" in lines
     assert "  FAILS   100  llamacpp lfm2 in turn: at least 150 programs/s on one core" in lines
+    assert "  FAILS   100  llamacpp lfm2: at least 250 programs/s on one core" in lines
     assert "  holds   500  numba mamba2 in turn: at least 300 programs/s on one core" in lines
 
 
