@@ -2,6 +2,7 @@
 
 Rules
 - The first process (the nursery) never runs a program: when a worker dies it reports how and forks the next one at once.
+- What the dead worker had loaded is loaded again by the nursery, never taken over: the workers after it find it there.
 - The worker runs a batch of programs and answers each with one frame; before every operation it writes where it is to a small
   shared file, so that the place of a death is known. Answers carry the number of their batch: a late one is not taken for another.
 - File descriptor 1 is the protocol's alone: what the library prints goes to standard error, which is a file of the parent's and
@@ -27,8 +28,9 @@ from typing import Literal
 import msgspec
 
 from ..spec.errors import UnavailableError, UsageError
+from ..spec.models import Model
 from ..spec.programs import Program
-from ..spec.target import Target
+from ..spec.target import LoadsModels, Target
 from ..targets.registry import load_target
 from .execution import Manner, Run, execute
 
@@ -36,6 +38,9 @@ PLACE = struct.Struct("<qqqq")
 """The shared file: the worker's process, number of the batch, of the program in it, index of the operation; -1 before the first."""
 LENGTH = struct.Struct("<I")
 FRAME_BYTES_MAX = 1 << 31
+_MODEL_BYTES_MAX = 4000
+PLACE_BYTES = PLACE.size + LENGTH.size + _MODEL_BYTES_MAX
+"""Size of the shared file: behind the place stands the model of that program, a length and MessagePack."""
 _GRACE_SECONDS = 1.0
 
 
@@ -83,6 +88,9 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
 
 
 Frame = Ready | Answered | Failed | Died
+FRAMES = msgspec.msgpack.Decoder(Frame)
+"""Made once: what a union holds would be looked up again for every frame."""
+_REQUESTS = msgspec.msgpack.Decoder(Request)
 
 
 def read_exactly(descriptor: int, size: int) -> bytes:
@@ -135,12 +143,42 @@ def _answer(program: Program, manner: Manner, target: Target, place: mmap.mmap, 
 def _serve(target: Target, ready: bytes, requests: int, answers: int, place: mmap.mmap) -> None:
     """The worker: batches of programs in, one frame for each program out, until the parent closes the stream."""
     write_frame(answers, ready)
+    noted = None
     while (body := read_frame(requests)) is not None:
-        request = msgspec.msgpack.decode(body, type=Request)
+        request = _REQUESTS.decode(body)
         for number, (program, manner) in enumerate(zip(request.programs, request.manners, strict=True)):
+            if program.model != noted:
+                PLACE.pack_into(place, 0, os.getpid(), request.batch, number, -1)  # first: the place before was of another model
+                noted = _note_model(place, program.model)
             with contextlib.suppress(OSError):  # standard error is no file when somebody runs this by hand
                 os.ftruncate(2, 0)
             write_frame(answers, _answer(program, manner, target, place, request.batch, number))
+
+
+def _note_model(place: mmap.mmap, model: Model) -> Model:
+    """Write the model of the programs to come behind the place; one that is too long is left out."""
+    body = msgspec.msgpack.encode(model)
+    place[PLACE.size :] = (LENGTH.pack(len(body)) + body if len(body) <= _MODEL_BYTES_MAX else b"").ljust(PLACE_BYTES - PLACE.size, b"\0")
+    return model
+
+
+def _noted_model(place: mmap.mmap) -> Model | None:
+    """The model behind the place; None when there is none, or nobody can read it."""
+    (size,) = LENGTH.unpack_from(place, PLACE.size)
+    start = PLACE.size + LENGTH.size
+    try:
+        return msgspec.msgpack.decode(place[start : start + size], type=Model) if size else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def _load_again(target: Target, worker: int, place: mmap.mmap) -> None:
+    """Load the model of the program in which a worker ended, unless it had not even opened it: that may be what it died of."""
+    process, _, _, index = PLACE.unpack_from(place)
+    if isinstance(target, LoadsModels) and process == worker and index >= 0 and (model := _noted_model(place)) is not None:
+        with contextlib.suppress(Exception):  # the next worker meets it, too, and answers
+            target.load(model)
+        gc.freeze()
 
 
 def _fork_worker(target: Target, version: str, description: str, requests: int, answers: int, place: mmap.mmap) -> tuple[int, int]:
@@ -197,7 +235,7 @@ def main(target_name: str, place_path: str) -> None:
         write_frame(answers, msgspec.msgpack.encode(failed))
         return
     gc.freeze()  # what is loaded now is never garbage: collections skip it, and its pages stay shared with the workers
-    with Path(place_path).open("r+b") as file, mmap.mmap(file.fileno(), PLACE.size) as place:
+    with Path(place_path).open("r+b") as file, mmap.mmap(file.fileno(), PLACE_BYTES) as place:
         while True:
             worker, alive = _fork_worker(target, version, description, requests, answers, place)
             code, is_over = _await_end(worker, alive, requests)
@@ -206,6 +244,7 @@ def main(target_name: str, place_path: str) -> None:
                 shutil.rmtree(Path(place_path).parent, ignore_errors=True)  # a parent that was killed cannot do it
                 return
             write_frame(answers, msgspec.msgpack.encode(Died(worker, code)))
+            _load_again(target, worker, place)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,21 @@ import msgspec
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_text
 from ..spec.verdicts import Verdict
-from .engine_child import FRAME_BYTES_MAX, LENGTH, PLACE, Answered, Died, Failed, Frame, Ran, Ready, Request, write_frame
+from .engine_child import (
+    FRAME_BYTES_MAX,
+    FRAMES,
+    LENGTH,
+    PLACE,
+    PLACE_BYTES,
+    Answered,
+    Died,
+    Failed,
+    Frame,
+    Ran,
+    Ready,
+    Request,
+    write_frame,
+)
 from .execution import PLAIN, Manner, Run, death_verdict
 
 PROGRAM_SECONDS_MAX = 60.0
@@ -59,7 +73,7 @@ class Sandbox:
         self._folder = tempfile.TemporaryDirectory(prefix="statedrift-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         self._place = (folder / "place").open("w+b", buffering=0)
-        self._place.write(PLACE.pack(-1, -1, -1, -1))
+        self._place.write(PLACE.pack(-1, -1, -1, -1).ljust(PLACE_BYTES, b"\0"))
         self._in_flight = folder / "in-flight.drift"
         self._log = (folder / "log").open("a+b", buffering=0)  # appending: it can be cut while the child writes
         try:
@@ -121,7 +135,7 @@ class Sandbox:
         if body is None:
             raise _Lost
         try:
-            return msgspec.msgpack.decode(body, type=Frame)
+            return FRAMES.decode(body)
         except msgspec.MsgspecError:
             raise _Lost from None
 
@@ -165,15 +179,16 @@ class Sandbox:
     def run(self, programs: Sequence[Program], manners: Sequence[Manner] = ()) -> list[Run | Death | Failed]:
         """Run programs one after another, each in its manner (or all in the plain one); every one of them gets an answer."""
         manners = manners or [PLAIN] * len(programs)
+        texts = list(map(program_text, programs))
         results: list[Run | Death | Failed] = []
-        while len(results) < len(programs):
-            results += self._run_until_death(programs[len(results) :], manners[len(results) :])
+        while (done := len(results)) < len(programs):
+            self._in_flight.write_text("\n".join(texts[done:]))
+            results += self._run_until_death(programs[done:], manners[done:])
         return results
 
     def _run_until_death(self, programs: Sequence[Program], manners: Sequence[Manner]) -> list[Run | Death | Failed]:
-        """Send programs as one batch; the answers up to the first death, at least one."""
+        """Send programs, which are on disk, as one batch; the answers up to the first death, at least one."""
         self._batch += 1
-        self._in_flight.write_text("\n".join(map(program_text, programs)))
         results: list[Run | Death | Failed] = []
         try:
             write_frame(self._requests, msgspec.msgpack.encode(Request(self._batch, tuple(programs), tuple(manners))))

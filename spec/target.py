@@ -153,3 +153,13 @@ class Target(Protocol):
     def open(self, model: Model, configuration: CacheConfiguration) -> Session:
         """Open a session. Raises UnavailableError when the target cannot be used here, UsageError for what it cannot open."""
         ...
+
+
+@runtime_checkable
+class LoadsModels(Protocol):
+    """What an isolated target may offer besides: a model is loaded before anything is opened, so that the workers forked afterwards find it."""
+
+    def load(self, model: Model) -> None:
+        """Load `model` and keep it for the sessions to come. It was opened once before, in a worker. It must start no thread: processes are
+        forked afterwards. Raises as `open` does."""
+        ...

@@ -112,6 +112,28 @@ def _models() -> LoadedModels:
     return LoadedModels(load_library())
 
 
+class _BatchArrays:
+    """Arrays for the largest batch, and the one struct that points at them; a decode fills their beginning, and the library is done with them
+    when it returns. All sessions share them: what is used again and again stays in the processor's cache."""
+
+    def __init__(self) -> None:
+        self.tokens, self.positions, self.sequence_counts = (np.empty(BATCH_TOKENS_MAX, np.int32) for _ in range(3))
+        self.sequence_addresses = np.empty(BATCH_TOKENS_MAX, np.uint64)
+        self.wanted = np.empty(BATCH_TOKENS_MAX, np.int8)
+        self.batch = llama_library.Batch(
+            token=self.tokens.ctypes.data,
+            pos=self.positions.ctypes.data,
+            n_seq_id=self.sequence_counts.ctypes.data,
+            seq_id=self.sequence_addresses.ctypes.data,
+            logits=self.wanted.ctypes.data,
+        )
+
+
+@functools.cache
+def _batch_arrays() -> _BatchArrays:
+    return _BatchArrays()
+
+
 class LlamaSession:
     """One `llama_context`. See spec.target.Session."""
 
@@ -130,8 +152,7 @@ class LlamaSession:
         self.capabilities = _capabilities(call, self._context, loaded, configuration)
         self._embeddings_on = False
         self._chances_left = 0
-        self._cancel_callback = CancelCallback(self._chance)
-        self._prepare_batch(self.capabilities.n_batch)
+        self._prepare_batch()
 
     def _check_pool(self, configuration: CacheConfiguration) -> None:
         """The last flags of the parameters have defaults that a shifted layout can imitate; what the library made of `unified` cannot be."""
@@ -145,43 +166,36 @@ class LlamaSession:
                 "its llama_context_params are not those of the installed llama-cpp-python"
             )
 
-    def _prepare_batch(self, n_batch: int) -> None:
-        """Arrays for the largest batch, and the one struct that points at them; a decode fills their beginning."""
-        self._tokens, self._positions, self._sequence_counts = (np.empty(n_batch, np.int32) for _ in range(3))
-        self._sequence_addresses = np.empty(n_batch, np.uint64)
-        self._wanted = np.empty(n_batch, np.int8)
+    def _prepare_batch(self) -> None:
+        """The shared arrays, and where the library reads the ids of the sequences of a token."""
+        self._arrays = _batch_arrays()
         self._ids = np.arange(self._sequence_count, dtype=np.int32)
         base = self._ids.ctypes.data
         self._address_of: dict[tuple[int, ...], int] = {(sequence,): base + 4 * sequence for sequence in range(self._sequence_count)}
         self._coupled_ids: list[ctypes.Array[ctypes.c_int32]] = []
-        self._batch = llama_library.Batch(
-            token=self._tokens.ctypes.data,
-            pos=self._positions.ctypes.data,
-            n_seq_id=self._sequence_counts.ctypes.data,
-            seq_id=self._sequence_addresses.ctypes.data,
-            logits=self._wanted.ctypes.data,
-        )
 
     def decode(self, batch: Batch) -> Decoded:
         token_count = len(batch.tokens)
         self._check_batch(batch)
         if token_count > self.capabilities.n_batch:
             return Decoded(refused(f"{token_count} tokens in a batch; this session takes {self.capabilities.n_batch}"))
-        if not self.capabilities.coupled and any(len(ids) > 1 for ids in batch.sequences):
+        counts = list(map(len, batch.sequences))
+        if not self.capabilities.coupled and max(counts) > 1:
             return Decoded(refused("tokens of several sequences: not a capability of this configuration"))
         embeddings = batch.outputs == "embeddings"
         if embeddings != self._embeddings_on:
             self._call.llama_set_embeddings(self._context, embeddings)
             self._embeddings_on = embeddings
-        self._tokens[:token_count] = batch.tokens
-        self._positions[:token_count] = batch.positions
-        self._sequence_addresses[:token_count] = [self._address(ids) for ids in batch.sequences]
-        self._sequence_counts[:token_count] = [len(ids) for ids in batch.sequences]
+        arrays = self._arrays
+        arrays.tokens[:token_count] = batch.tokens
+        arrays.positions[:token_count] = batch.positions
+        arrays.sequence_addresses[:token_count] = list(map(self._address, batch.sequences))
+        arrays.sequence_counts[:token_count] = counts
         # with embeddings on the library computes every row, and warns when not all were asked for
-        self._wanted[:token_count] = True if embeddings else batch.wanted
-        self._batch.n_tokens = token_count
+        arrays.wanted[:token_count] = True if embeddings else batch.wanted
+        arrays.batch.n_tokens = token_count
         line_count = self._log.line_count
-        code = self._call.llama_decode(self._context, self._batch)
+        code = self._call.llama_decode(self._context, arrays.batch)
         if code != 0:
             return Decoded(_decode_outcome(code, self._log.first_since(line_count)))
         return Decoded(ACCEPTED, self._rows(batch, embeddings))
@@ -209,7 +223,7 @@ class LlamaSession:
         first = min(batch.positions.tolist())
         if first < 0:
             raise UsageError(f"`positions` must not be negative, as {first} is")
-        for ids in batch.sequences:
+        for ids in set(batch.sequences):
             if ids not in self._address_of:
                 if not ids or len(set(ids)) != len(ids):
                     raise UsageError(f"`sequences` of a token must be different ids, at least one, not {ids}")
@@ -232,7 +246,8 @@ class LlamaSession:
         if at < 0:
             raise UsageError(f"`at` must not be negative, as {at} is")
         self._chances_left = at
-        self._call.llama_set_abort_callback(self._context, self._cancel_callback, None)
+        callback = CancelCallback(self._chance)  # not kept: it holds the session, which would then end as garbage
+        self._call.llama_set_abort_callback(self._context, callback, None)
         try:
             return self.decode(batch)
         finally:
@@ -468,6 +483,10 @@ class LlamaTarget:
             raise UsageError(f"target llamacpp does not run family `{model.family}`; it runs {', '.join(self.families)}")
         models = _models()
         return LlamaSession(models.library, models.get(model), model, configuration)
+
+    def load(self, model: Model) -> None:
+        """See spec.target.LoadsModels: making a model's file and reading it takes longer than a program."""
+        _models().get(model)
 
 
 def last_log_lines() -> list[str]:

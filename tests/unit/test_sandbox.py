@@ -1,5 +1,6 @@
 """The child process of a native target: whatever a program does to it costs that program only."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -17,10 +18,12 @@ FOLDERS = [str(TESTS), str(TESTS / "fixtures")]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 import fake_engine as fake  # noqa: E402
+from statedrift.fuzz import engine_child  # noqa: E402
 from statedrift.fuzz.engine_child import Failed  # noqa: E402
 from statedrift.fuzz.execution import Run  # noqa: E402
 from statedrift.fuzz.sandbox import Death, Sandbox  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
+from statedrift.spec.models import Model  # noqa: E402
 from statedrift.spec.programs import Program, parse_program  # noqa: E402
 
 TARGET = "fake_engine:TARGET"
@@ -150,6 +153,38 @@ def test_an_exception_of_the_target_is_its_answer(sandbox: Sandbox) -> None:
     (run,) = sandbox.run([deed(fake.BUG)])
     assert isinstance(run, Run)
     assert run.steps[1].outcome.word == "error"
+
+
+def dying(seed: int, token: int = fake.ABORT) -> Program:
+    return parse_program(f"model lfm2 seed={seed}; decode 0:[{token}]")
+
+
+@pytest.mark.parametrize(
+    ("programs", "loaded"),
+    [
+        ([dying(5)], [5]),
+        ([dying(5), dying(6), dying(5, fake.SEGFAULT), dying(7, fake.HANG)], [5, 6, 5, 7]),
+        ([opening(5), dying(6)], [6]),
+        ([dying(5), opening(1)], [5]),  # it died while opening: of loading, perhaps
+        ([opening(1)], []),
+        ([dying(fake.CANNOT_LOAD), dying(5)], [5]),
+        ([opening(5)], []),
+    ],
+)
+def test_the_workers_after_a_death_find_the_model_loaded(programs: list[Program], loaded: list[int]) -> None:
+    sandbox = Sandbox("fake_engine:LOADING", HANG_SECONDS)
+    *_, said = sandbox.run([*programs, opening(fake.ASKS)])
+    assert said == Failed("usage", f"loaded: {loaded}")
+    sandbox.close()
+
+
+def test_a_model_that_is_too_long_to_note_takes_the_place_of_the_one_before() -> None:
+    model = dying(0).model
+    with mmap.mmap(-1, engine_child.PLACE_BYTES) as place:
+        engine_child._note_model(place, model)
+        assert engine_child._noted_model(place) == model
+        engine_child._note_model(place, Model("lfm2", 0, tuple((f"dimension_{number}", number) for number in range(400))))
+        assert engine_child._noted_model(place) is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

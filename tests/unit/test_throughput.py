@@ -123,7 +123,8 @@ def test_the_ratio_to_the_naive_way_is_the_smaller_of_programs_and_operations() 
     [
         (changed(NUMBA, programs=9599), "at least 600 programs/s"),
         (changed(NUMBA, operations=159_999), "at least 10,000 operations/s"),
-        (changed(LLAMACPP, programs=2999), "at least 150 programs/s"),
+        (changed(LLAMACPP, families=("mamba2",), programs=2999), "at least 150 programs/s"),
+        (changed(LLAMACPP, programs=4999), "llamacpp lfm2: at least 250 programs/s"),
         (Report((NUMBA,), (beside(70.1),), MIX, ()), "at least 10 times the naive way"),
         (changed(NUMBA, seconds_generating=5.1), "at most a quarter"),
         (changed(NUMBA, seconds_generating=float("nan")), "at most a quarter"),
@@ -143,7 +144,8 @@ def test_a_bound_fails_by_itself(report: Report, words: str) -> None:
     "report",
     [
         changed(NUMBA, programs=9600, operations=160_000),
-        changed(LLAMACPP, programs=3000),
+        changed(LLAMACPP, families=("mamba2",), programs=3000),
+        changed(LLAMACPP, programs=5000),
         changed(NUMBA, seconds_generating=5.0),
         Report((NUMBA,), (beside(70.0),), MIX, ()),
     ],
@@ -179,6 +181,7 @@ def test_the_text_says_the_rates_the_notes_and_the_bounds() -> None:
     assert "  numba mamba2: the core was shared, 80 % of the clock's time was for this." in lines
     assert "  Not measured: target other is not available: no library" in lines
     assert "  FAILS     100  llamacpp lfm2 in turn: at least 150 programs/s on one core" in lines
+    assert "  FAILS     100  llamacpp lfm2: at least 250 programs/s on one core" in lines
     assert "  holds     700  numba mamba2 in turn: at least 600 programs/s on one core" in lines
     assert "  holds  10,500  numba mamba2 in turn: at least 10,000 operations/s on one core" in lines
 
