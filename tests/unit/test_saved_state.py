@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize
-from safetensors.numpy import save
 from statedrift.impl import saved_state
 from statedrift.impl.hybrid_cache import SequenceState, SessionState
 from statedrift.impl.model import prepared
@@ -300,17 +299,6 @@ def test_cells_that_are_not_there_or_nobodys_are_refused(cells):
 def test_equal_states_give_equal_bytes(name):
     model = prepared(MODELS[name])
     assert len({pack(model, state_of(model)) for _ in range(8)}) == 1
-
-
-@EVERY_MODEL
-def test_a_blob_is_what_the_library_writes_byte_for_byte(name):
-    blob = pack_session(prepared(MODELS[name]), session_of(prepared(MODELS[name])), True)
-    types = {"F32": np.float32, "I32": np.int32}
-    tensors = {
-        tensor: np.frombuffer(found["data"], types[found["dtype"]]).reshape(found["shape"]) for tensor, found in deserialize(bytes(blob))
-    }
-    entry = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]["statedrift"]
-    assert blob == save(tensors, {"statedrift": entry})
 
 
 def test_a_tensor_that_is_missing_renamed_or_of_another_shape_is_refused():
