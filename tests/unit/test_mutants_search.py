@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from time import perf_counter
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from statedrift.fuzz.mutants.search import (
     survival_median,
     try_twin,
 )
+from statedrift.fuzz.naive_baseline import WALL_FACTOR_MAX
 from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.models import Model
 
@@ -81,9 +83,12 @@ def test_every_fuzzer_finds_a_plain_mutant_and_is_silent_on_its_twin(finder: str
 
 def test_a_run_that_finds_nothing_gives_up_at_its_limit() -> None:
     mutant = MUTANTS["partial_restore_keeps_later_keys"]  # a partial save is no operation of the state machine
-    detection = search(mutant, "hypothesis", 0, 0.3, sound_noise([mutant]))
+    noises = sound_noise([mutant])
+    started = perf_counter()
+    detection = search(mutant, "hypothesis", 0, 0.3, noises)
     assert not detection.is_found
-    assert detection.seconds >= 0.3
+    # on a machine that is busy with other things so many times the limit have passed before the process had its time
+    assert detection.seconds >= 0.3 or perf_counter() - started >= WALL_FACTOR_MAX * 0.3
 
 
 def test_a_mutant_that_is_not_what_it_says_is_not_measured() -> None:
