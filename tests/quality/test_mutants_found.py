@@ -2,7 +2,7 @@
 
 Rules
 - Every campaign is of seed 0, and its limits are counted in programs and trials: what it finds hangs on no clock.
-- Tolerances are those of the sound cache, measured once a model: measuring the same plain decodings for every mutant would be nine tenths
+- Tolerances are those of the sound cache, measured once a model: measuring the same plain decodings for every mutant would be most
   of the time, and a fault that shows in them would count as noise.
 - How soon a mutant is found over many seeds is for `statedrift bench mutants` to say.
 """
