@@ -6,7 +6,7 @@ Rules
 - The library's own words are kept: a false, a 0, a return code of 1 or -1 is a refusal, 2 is cancelled, any other code an error.
 - Nothing is cleaned up for the library: what it leaves after a refusal is what the contract judges.
 - A session has a context of its own; models are kept, because loading one costs more than a program.
-  Contexts are not kept: measured, that is slower (benchmarks/KEPT_SESSIONS.md, with what survives a clear).
+  Contexts are not kept: measured, that is slower (benchmarks/KEPT_SESSIONS.md, with what survives a clear; LLAMACPP_SPEED.md: what a program costs).
 - Float32 caches, no flash attention and one thread unless the configuration says otherwise, so that rounding hides nothing.
 Source: llama.h; what is declared was read in llama-context.cpp, llama-memory-recurrent.cpp, llama-memory-hybrid.cpp and llama-kv-cache.cpp.
 """
