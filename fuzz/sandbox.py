@@ -191,7 +191,8 @@ class Sandbox:
         self._batch += 1
         results: list[Run | Death | Failed] = []
         try:
-            write_frame(self._requests, msgspec.msgpack.encode(Request(self._batch, tuple(programs), tuple(manners))))
+            request = msgspec.msgpack.encode(Request(self._batch, tuple(programs), tuple(manners)))
+            write_frame(self._requests, request)
             idle_deaths = 0
             while len(results) < len(programs):
                 match self._next_frame(self.program_seconds_max):
@@ -200,9 +201,12 @@ class Sandbox:
                             results.append(answer.run if isinstance(answer, Ran) else answer)
                     case Died(process=process, code=code):
                         number, index = self._read_place(process)
-                        if number < 0 and idle_deaths < _IDLE_DEATHS_MAX:  # nothing was running: the next worker takes the batch
+                        if number < 0 and idle_deaths < _IDLE_DEATHS_MAX:
+                            # nothing was running; nobody knows how much of the batch it had read: it is sent again, through a new child's pipe
                             idle_deaths += 1
-                            self._ready = self._await_worker()
+                            self._end(0)
+                            self._start()
+                            write_frame(self._requests, request)
                             continue
                         if not results or number == len(results):
                             results.append(self._death(programs[len(results)], index, code))
