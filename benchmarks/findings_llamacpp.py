@@ -31,7 +31,7 @@ from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.families import family_of
 from statedrift.spec.models import Model
 from statedrift.spec.operations import operation_name
-from statedrift.spec.programs import program_text
+from statedrift.spec.programs import program_line, program_text
 from statedrift.store.campaigns import Campaign, read_campaign
 from statedrift.store.findings import Finding
 from statedrift.targets.llamacpp import TARGET
@@ -192,7 +192,18 @@ def pools_of(campaigns: Sequence[Campaign]) -> dict[str, Pools]:
     return pools
 
 
+def without_unseen(campaigns: Sequence[Campaign], pools: dict[str, Pools]) -> tuple[list[Campaign], list[Finding]]:
+    """The campaigns without the findings whose programs do not show it again, in a process that ran nothing before; and those."""
+    unseen = [finding for campaign in campaigns for finding in campaign.findings if not any(pools.get(finding.signature, (True,)))]
+    kept = [
+        msgspec.structs.replace(campaign, findings=tuple(finding for finding in campaign.findings if finding not in unseen))
+        for campaign in campaigns
+    ]
+    return kept, unseen
+
+
 def _shows(bench: Bench, finding: Finding, unified: int) -> bool:
+    bench.renew()
     program = msgspec.structs.replace(finding.program, cache=msgspec.structs.replace(finding.program.cache, unified=unified))
     verdict = bench.try_program(program).verdict
     return verdict.is_divergence and fine_signature("llamacpp", program, verdict) == finding.signature
@@ -201,8 +212,8 @@ def _shows(bench: Bench, finding: Finding, unified: int) -> bool:
 # --- the page ------------------------------------------------------------------------------------------------------------------
 
 
-def page_text(campaigns: Sequence[Campaign], compared: Compared | None, pools: dict[str, Pools]) -> str:
-    """The whole page; `pools`: empty when they were not tried. Raises UsageError when the campaigns are of several versions."""
+def page_text(campaigns: Sequence[Campaign], compared: Compared | None, pools: dict[str, Pools], unseen: Sequence[Finding] = ()) -> str:
+    """The whole page; `pools`: empty when they were not tried; `unseen`: findings that did not show again. Raises UsageError when the campaigns are of several versions."""
     versions = {campaign.account.version for campaign in campaigns}
     if len(versions) != 1:
         raise UsageError(f"the campaigns are of several versions: {', '.join(sorted(versions))}")
@@ -232,7 +243,7 @@ def page_text(campaigns: Sequence[Campaign], compared: Compared | None, pools: d
         "## The two oracles",
         _oracle_text(campaigns, compared),
         "## What was not reached",
-        "\n".join(f"- {line}" for line in _gaps(campaigns, tested, groups)),
+        "\n".join(f"- {line}" for line in (*_gaps(campaigns, tested, groups), *_unseen_lines(unseen))),
         "## The campaigns",
         "\n".join(_campaign_line(campaign) for campaign in campaigns),
     ]
@@ -319,6 +330,8 @@ def _documentation(finding: Finding) -> str:
     names = dict.fromkeys(operation_name(operation) for operation in finding.program.operations)
     lines += [f"The header, of `{name}`: {HEADER[name]}." for name in names if name in HEADER]
     used = "`llama_decode`" + (" and saved states" if any(name.startswith(("save", "restore")) for name in names) else "")
+    if not lines and not {"decode", "cancel"} & names.keys() and finding.program.cache.start == "fresh":
+        return "- Nothing is called but what opens a context."
     return "\n".join(f"- {line}" for line in lines) or f"- Nothing but {used} is used."
 
 
@@ -375,6 +388,14 @@ def _gaps(campaigns: Sequence[Campaign], tested: Sequence[str], groups: Sequence
     yield "Causes are named only where the source was read; a title says what happens, not why. Two faults of one signature are one row, and one fault can be several rows."
 
 
+def _unseen_lines(unseen: Sequence[Finding]) -> Iterator[str]:
+    for finding in unseen:
+        yield (
+            f"Left out above: `{finding.signature}`, found and reduced by a campaign, which its program does not show in a process that ran "
+            f"nothing before: `{program_line(finding.program)}`."
+        )
+
+
 def _campaign_line(campaign: Campaign) -> str:
     account = campaign.account
     noise = max(account.noise.values(), key=lambda own: own.floor, default=None)
@@ -396,9 +417,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_one_thread()
     try:
         campaigns = [read_campaign(folder) for folder in given.campaigns]
-        page = page_text(
-            campaigns, None if given.no_compare else compare_oracles(campaigns), {} if given.no_compare else pools_of(campaigns)
-        )
+        pools = {} if given.no_compare else pools_of(campaigns)
+        campaigns, unseen = without_unseen(campaigns, pools)
+        page = page_text(campaigns, None if given.no_compare else compare_oracles(campaigns), pools, unseen)
     except (UsageError, UnavailableError) as error:
         print(f"findings_llamacpp: {error}", file=sys.stderr)
         return 2

@@ -75,7 +75,7 @@ CAUSES = (
     ),
     Cause(
         "llama_memory_recurrent::state_read_meta and llama_kv_cache::state_read_meta",
-        "The caller restores what is damaged or of another model, and the engine says no: each half has removed its destination before it reads on, so that a refusal loses the sequence, "
+        "The caller restores what is damaged, of another model or of more sequences than there is room for, and the engine says no: each half has removed its destination before it reads on, so that a refusal loses the sequence, "
         "or leaves one half of it",
         (
             "partial-effect at restore (self) after damage-foreign+decode+save",
@@ -85,6 +85,7 @@ CAUSES = (
             "partial-effect at restore (self) after damage-truncate+decode+save-partial",
             "partial-effect at restore (self) after damage-flip+decode+save-partial",
             "partial-effect at restore (self) after damage-foreign+decode+save-partial",
+            "partial-effect at restore_all (self) after decode+reopen+save_all",
         ),
     ),
     Cause(
@@ -144,12 +145,13 @@ CAUSES = (
             "wrong-position at divide (other) after decode-coupled",
             "wrong-output at decode (other) after decode+decode-coupled+shift",
             "wrong-output at decode (other) after decode-coupled+shift",
+            "wrong-output at decode (other) after decode-coupled+divide",
         ),
     ),
     Cause(
         "llama_memory_recurrent::seq_cp, range",
         "The caller copies the first part of a sequence, which cannot be refused: the recurrent half is shared whole, the range is not looked at",
-        ("false-success at share (self) after decode",),
+        ("false-success at share (self) after decode", "false-success at share (self) after decode+share"),
     ),
     Cause(
         "llama_kv_cache::seq_cp in one pool",

@@ -101,8 +101,8 @@ def mutants_command(
     """Measure what is not in the file yet, print, and write pages when asked to; the answer is the exit status."""
     if twins_seconds is not None and not 0 < twins_seconds < math.inf:
         raise UsageError(f"--twins {twins_seconds:g}: give a number of seconds above 0")
-    check_file("--write", write)
-    check_file("--csv", csv)
+    for option, path in (("--results", results), ("--write", write), ("--csv", csv)):
+        check_file(option, path)
     seeds, limit_seconds = (SEEDS_FULL, SECONDS_FULL) if is_full else (SEEDS, SECONDS)
     wanted = Wanted(_chosen(names), seeds, limit_seconds, FINDERS if compares else FINDERS[:1], twins_seconds)
     kept = _Results(results)

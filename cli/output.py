@@ -65,7 +65,7 @@ def say(text: str, plain: bool = False) -> None:
 
 def check_file(option: str, path: Path | None) -> None:
     """Raise UsageError for a file that cannot be written at the end of a long run because there is no folder for it."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir() or str(path) == "-"):
         raise UsageError(f"{option} {path}: give a file in a folder that exists")
 
 

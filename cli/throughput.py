@@ -100,7 +100,9 @@ def bounds_of(report: Report) -> list[Bound]:
         own = [throughput for throughput in report.measured if throughput.target == target]
         if not own:
             continue
-        name = f"{target} {' and '.join(map(_families, own))} in turn"
+        if len(own) == 1 and (target, _families(own[0])) in FAMILY_PROGRAMS_PER_SECOND_MIN:
+            continue  # alone it has a bound of its own
+        name = f"{target} {' and '.join(map(_families, own))}" + " in turn" * (len(own) > 1)
         rate = rate_in_turn([throughput.programs_per_core_second for throughput in own])
         result.append(Bound(f"{name}: at least {least:,.0f} programs/s on one core", f"{rate:,.0f}", rate >= least))
         if target in OPERATIONS_PER_SECOND_MIN:

@@ -28,7 +28,7 @@ from ..spec.models import Model
 from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Canary, Known, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
 from .canary_watch import CanaryWatch
-from .known import Findings, Waiting, now
+from .known import Findings, Waiting, moment, now
 from .pair import open_bench
 from .profiles import SWARM, profile_of
 from .reach import Atlas
@@ -282,7 +282,6 @@ class _Campaign:
         """Keep a reduced program that was run again as a finding."""
         reduction = reduced.reduction
         trial = reduction.trial
-        time = now()
         finding = Finding(
             signature=reduction.signature,
             title=title_of(trial.program, trial.verdict, self.bench.against_name),
@@ -298,8 +297,8 @@ class _Campaign:
             reruns=RERUNS,
             found_after_programs=waiting.program_number,
             found_after_seconds=round(waiting.seconds, 2),
-            first_seen=time,
-            last_seen=time,
+            first_seen=moment(self.started_at, waiting.seconds),
+            last_seen=now(),
             log=trial.log,
             answers=answers_of(trial),
             against=self.bench.against_name,

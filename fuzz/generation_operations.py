@@ -7,7 +7,7 @@ Rules
 - What is known to go wrong is avoided before the first operation is drawn, by switching off one operation of what has to come together:
   three programs of four are clear of it, the others look for what else may go wrong there.
 - Every program ends with one new-salt token on every sequence that may hold tokens, so that late effects show.
-Source: docs/programs.md, "Tokens"; docs/design.md, "The fuzzer".
+Source: docs/programs.md, "Tokens".
 """
 
 from collections.abc import Callable, Sequence

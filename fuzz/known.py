@@ -8,7 +8,7 @@ Rules
 """
 
 from collections import Counter, defaultdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -162,6 +162,11 @@ class Findings:
                 texts = [program_line(entry.trial.program) for entry in kept]
                 left.append(Unreduced(coarse, programs, min(texts, key=lambda text: (len(text), text), default="")))
         return tuple(left)
+
+
+def moment(started_at: str, seconds: float) -> str:
+    """The time so many seconds after another one, as findings and accounts write it."""
+    return (datetime.fromisoformat(started_at) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
 
 def now() -> str:

@@ -286,6 +286,11 @@ class Pair(Bench):
         super().close()
         self.against.close()
 
+    def renew(self) -> None:
+        """Go on with native targets in processes that ran nothing yet."""
+        super().renew()
+        self.against.renew()
+
     def noise(self, model: Model) -> Noise:
         """Both floors and both tolerances, added. Raises UnavailableError when one of the targets cannot be judged on the model."""
         if model not in self._both:

@@ -412,7 +412,7 @@ class _Body:
         self.lines += [
             f"truth = {truth}  # last position of every sequence",
             f"given = positions(context, {len(logs)})",
-            'print("first and last positions", given, "last ones must be", truth)',
+            'print("first and last positions", given, "last ones must be", truth, "and first ones -1 where these are, else no later than them")',
             "right = all(given[s][1] == last and (given[s][0] == -1) == (last == -1) and given[s][0] <= last for s, last in truth.items())",
             "return 0 if right else 1",
         ]

@@ -223,6 +223,19 @@ class Sandbox:
             self._start()
         return results
 
+    def renew_worker(self) -> None:
+        """Go on in a worker that ran nothing yet: memory that nobody wrote holds nothing of an earlier program there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._ready.process, signal.SIGKILL)
+        try:
+            while not isinstance(frame := self._next_frame(START_SECONDS_MAX), Died):
+                if frame is None:
+                    raise _Lost
+            self._ready = self._await_worker()
+        except _Lost:
+            self._end(0)
+            self._start()
+
     def _stop_hanging(self, program: Program) -> Death:
         """Kill the worker. Raises _Lost when it had not even begun with the batch: that is no fault of the program's."""
         process = self._ready.process

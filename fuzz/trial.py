@@ -140,6 +140,11 @@ class Bench:
         if self.sandbox:
             self.sandbox.close()
 
+    def renew(self) -> None:
+        """Go on with a native target in a process that ran nothing yet; with others nothing is done."""
+        if self.sandbox:
+            self.sandbox.renew_worker()
+
     def noise(self, model: Model) -> Noise:
         """The measured floor and tolerance for a model. Raises UnavailableError when the target cannot be judged on it."""
         return self._noise_in(model, PLAIN_SETTING)

@@ -65,8 +65,9 @@ def reduce_task(bench: Bench, task: ReductionTask, on_step: Callable[[Trial], No
     reduction = msgspec.structs.replace(reduction, trial=light(reduction.trial), others=tuple(map(light, reduction.others)))
     reproduced = 0
     if not reduction.known:
-        reruns = bench.try_programs([reduction.program] * RERUNS)
-        reproduced = sum(rerun.signature == reduction.trial.signature for rerun in reruns)
+        for _ in range(RERUNS):  # as whoever replays it: what an earlier program left in memory does not help
+            bench.renew()
+            reproduced += bench.try_program(reduction.program).signature == reduction.trial.signature
     return Reduced(reduction, reproduced, monotonic() - started)
 
 

@@ -85,7 +85,7 @@ def test_a_target_without_the_family_that_was_named_fails() -> None:
     assert [(check.what, check.result) for check in checks] == [("opens", "ok"), ("is run", "failed")]
 
 
-@pytest.mark.parametrize(("family", "told"), [("lfm3", "unknown family `lfm3`"), ("plamo2", "no recompute of ours")])
+@pytest.mark.parametrize(("family", "told"), [("lfm3", "unknown family `lfm3`"), ("plamo2", "only an engine's own recompute can judge")])
 def test_a_family_that_cannot_be_judged_is_said_at_once(family: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         doctor_command(None, (family,))

@@ -22,9 +22,12 @@ from statedrift.fuzz import engine_child  # noqa: E402
 from statedrift.fuzz.engine_child import Failed  # noqa: E402
 from statedrift.fuzz.execution import Run  # noqa: E402
 from statedrift.fuzz.sandbox import Death, Sandbox  # noqa: E402
+from statedrift.fuzz.trial import Bench  # noqa: E402
+from statedrift.fuzz.workers import ReductionTask, reduce_task  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
 from statedrift.spec.models import Model  # noqa: E402
 from statedrift.spec.programs import Program, parse_program  # noqa: E402
+from statedrift.store.campaigns import Noise  # noqa: E402
 
 TARGET = "fake_engine:TARGET"
 HANG_SECONDS = 1.0
@@ -311,3 +314,29 @@ def test_a_child_that_cannot_start_says_why_and_leaves_nothing(
     with pytest.raises(error, match=message):
         Sandbox(f"fake_engine:{attribute}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_can_be_renewed_and_has_run_nothing() -> None:
+    sandbox = Sandbox(TARGET, HANG_SECONDS)
+    sandbox.run([GOOD])
+    child, worker = sandbox.processes
+    sandbox.renew_worker()
+    assert sandbox.processes[0] == child
+    assert sandbox.processes[1] != worker
+    (run,) = sandbox.run([GOOD])
+    assert isinstance(run, Run)
+    os.kill(child, signal.SIGKILL)  # a child that is gone is replaced with its worker
+    sandbox.renew_worker()
+    assert sandbox.processes[0] != child
+    (run,) = sandbox.run([GOOD])
+    assert isinstance(run, Run)
+    sandbox.close()
+
+
+def test_what_hangs_on_an_earlier_program_is_not_reproduced() -> None:
+    """Who replays a finding does it in a process of its own."""
+    with Bench("fake_engine:WORN") as bench:
+        bench.set_noise({Model("lfm2"): Noise(0.0, 1e-4, 0)})
+        first, second = bench.try_programs([opening(0), opening(0)])
+        assert (first.verdict.kind, second.verdict.kind) == ("ok", "crash")
+        assert reduce_task(bench, ReductionTask(second, frozenset(), ("lfm2",), None)).reproduced == 0
