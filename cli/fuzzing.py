@@ -16,7 +16,7 @@ from ..fuzz.truth import ORACLES
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
-from ..store.campaigns import Campaign, is_silent
+from ..store.campaigns import Campaign, is_mostly_known, is_silent
 from ..store.findings import Oracle
 from ..targets.registry import load_target
 from . import failures
@@ -111,12 +111,13 @@ def _offered_by_both(target: str, offered: Sequence[str], against: str, families
 
 def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
     """1 when a divergence counts (one that was not reduced always does), else 2 when something could not be tested or kept, nothing was
-    judged or the canary was silent, else 0."""
+    judged, more than a hundredth is unknown or the canary was silent, else 0."""
     account = campaign.account
     if account.unreduced or any(finding.documented or undocumented for finding in campaign.findings):
         return failures.DIVERGENCE
     faults = account.verdicts.get("harness-error", 0)
     judged = account.programs - account.verdicts.get("unknown", 0) - faults
-    if campaign.not_written or account.could_not_test or faults or judged <= 0 or is_silent(account.canary):
+    is_tested = judged > 0 and not faults and not account.could_not_test and account.ended_by is None and is_mostly_known(account.verdicts)
+    if campaign.not_written or not is_tested or is_silent(account.canary):
         return failures.COULD_NOT_TEST
     return failures.OK

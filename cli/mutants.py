@@ -11,9 +11,11 @@ Rules
 """
 
 import contextlib
+import fcntl
 import math
 import os
 from collections.abc import Sequence
+from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,12 +63,17 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     facts: Facts | None = None
 
 
+_LINE_BEGINS = b'{"version":"'
+
+
 class _Results:
-    """What is known, from a file if there is one, and what is measured now, which goes to its end."""
+    """What is known, from a file if there is one, and what is measured now, which goes to its end. One command has the file at a time."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises UsageError for a file that is none of ours."""
+        """Raises UsageError for a file that is none of ours, that cannot be written, or that another command has."""
         self.path = path
+        if path is not None:
+            self._file = _held(path)
         self.version = TARGET.version()
         self.lines = [] if path is None else [line for line in _read(path) if line.version == self.version]
         self.facts = tuple(machine_facts(PACKAGES))
@@ -82,8 +89,8 @@ class _Results:
         if self.path is None:
             return
         try:
-            with self.path.open("ab") as file:
-                file.write(msgspec.json.encode(line) + b"\n")
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.flush()
         except OSError as error:
             raise UsageError(f"--results {self.path}: {error.strerror}; the runs before this one are kept") from error
 
@@ -124,16 +131,36 @@ def _chosen(names: Sequence[str]) -> list[Mutant]:
     return [mutant for name, mutant in MUTANTS.items() if not names or name in names]
 
 
+def _held(results: Path) -> BufferedWriter:
+    """The file, open for more lines and locked until this process ends."""
+    if results.exists() and not results.is_file():
+        raise UsageError(f"--results {results}: it is no ordinary file")
+    try:
+        file = results.open("ab")
+    except OSError as error:
+        raise UsageError(f"--results {results}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UsageError(f"--results {results}: another command has this file") from None
+    return file
+
+
 def _read(results: Path) -> list[_Line]:
     """All lines; a last line without its end, of a run that was ended while it wrote, is taken out of the file. Raises UsageError for a
     file that is none of ours."""
     try:
-        data = results.read_bytes() if results.exists() else b""
-        lines = [msgspec.json.decode(line, type=_Line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
-        if data and not data.endswith(b"\n"):
-            os.truncate(results, data.rfind(b"\n") + 1)
+        data = results.read_bytes()
+        end = data.rfind(b"\n") + 1
+        lines = [msgspec.json.decode(line, type=_Line) for line in data[:end].splitlines()]
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"--results {results}: it cannot be read as results of this command: {error}") from error
+    torn = data[end:]
+    if torn and not _LINE_BEGINS.startswith(torn[: len(_LINE_BEGINS)]):
+        raise UsageError(f"--results {results}: its last line is none of this command's; give another file")
+    if torn:
+        os.truncate(results, end)
     return lines
 
 

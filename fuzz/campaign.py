@@ -121,6 +121,7 @@ class _Campaign:
         self.phase = "noise"
         self.account_written = 0.0
         self.not_written = ""
+        self.ended_by: str | None = None
         self.models: dict[Model, Noise] = {}
         self.known: list[Known] = []
         self.seconds_in_waves = 0.0  # of the campaign; `seconds_reducing` is summed over jobs
@@ -363,6 +364,7 @@ class _Campaign:
             reach=self.atlas.reach(),
             canary=self.canary,
             profile=self.settings.profile,
+            ended_by=self.ended_by,
         )
 
     def end_if_asked(self) -> None:
@@ -385,7 +387,11 @@ class _Campaign:
             complete = True
         except KeyboardInterrupt:
             pass  # the summary of what was done is still the answer
-        finally:  # also when the target cannot be used any more
+        except UnavailableError as error:  # so it is when the target cannot be used any more
+            if not self.programs:
+                raise
+            self.ended_by = str(error)
+        finally:
             account = self.account(complete)
             self.write(lambda folder: write_account(folder, account))
             self.write(self._bring_counts_up_to_date)

@@ -213,6 +213,19 @@ def _abort_verdict(program: Program, index: int, error: EngineAbort) -> Verdict:
     return death_verdict("crash", program, index, f"the engine would have died (abort): {error}"[:300])
 
 
+def _abort_of(error: EngineAbort | SystemExit, target: Target) -> EngineAbort:
+    """Who calls sys.exit in this process would have ended it. Raises SystemExit again in a process of the target's own: that one ends."""
+    if isinstance(error, EngineAbort):
+        return error
+    if target.isolated:
+        raise error
+    return EngineAbort(f"sys.exit({error.code!r})")
+
+
+_TARGETS_WORDS = ("accepted", "refused", "cancelled", "error")
+"""What a target may answer; the other words are said of it."""
+
+
 class _Walk:
     """One program on its way through a target."""
 
@@ -249,12 +262,15 @@ class _Walk:
             outcome = self._perform(index, operation)
             if not isinstance(outcome, Outcome):
                 raise TypeError(f"the answer must be an Outcome, not {type(outcome).__name__}")
+            if outcome.word not in _TARGETS_WORDS:
+                raise ValueError(f"the answer must be accepted, refused, cancelled or error, not {outcome.word}")
             positions = self._positions()
         except (UsageError, UnavailableError):
             raise
-        except EngineAbort as error:
-            outcome = Outcome("crash", str(error)[:300])
-            return Step(outcome, demand.word, demand.reason, tuple(self.checker.before)), _abort_verdict(self.program, index, error)
+        except (EngineAbort, SystemExit) as error:
+            abort = _abort_of(error, self.target)
+            outcome = Outcome("crash", str(abort)[:300])
+            return Step(outcome, demand.word, demand.reason, tuple(self.checker.before)), _abort_verdict(self.program, index, abort)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             outcome = Outcome("error", f"{type(error).__name__}: {error} ({place.name})"[:300])
@@ -280,9 +296,10 @@ class _Walk:
                 now = shown(self.session.inspect(sequence))
             except (UsageError, UnavailableError):
                 raise
-            except EngineAbort as error:
-                crash = Outcome("crash", str(error)[:300])
-                return msgspec.structs.replace(step, outcome=crash), _abort_verdict(self.program, index, error)
+            except (EngineAbort, SystemExit) as error:
+                abort = _abort_of(error, self.target)
+                crash = Outcome("crash", str(abort)[:300])
+                return msgspec.structs.replace(step, outcome=crash), _abort_verdict(self.program, index, abort)
             except Exception as error:
                 reason = f"sequence {sequence} could not be inspected: {type(error).__name__}: {error}"[:300]
                 return step, Verdict("bad-refusal", index, sequence, relation=relation_to(operation, sequence), reason=reason)
@@ -424,8 +441,8 @@ def execute(program: Program, target: Target, progress: Progress | None = None, 
     """
     try:
         walk = _Walk(program, target, manner)
-    except EngineAbort as error:
-        return _dead_at_opening(program, target, manner, error)
+    except (EngineAbort, SystemExit) as error:
+        return _dead_at_opening(program, target, manner, _abort_of(error, target))
     steps: list[Step] = []
     verdict = None
     try:
@@ -437,10 +454,11 @@ def execute(program: Program, target: Target, progress: Progress | None = None, 
                 steps.append(step)
                 if verdict is not None:
                     break
-    except EngineAbort as error:  # only closing can: it belongs to the last operation
+    except (EngineAbort, SystemExit) as error:  # only closing can: it belongs to the last operation
+        abort = _abort_of(error, target)
         if verdict is None:
-            verdict = _abort_verdict(program, len(steps) - 1, error)
-            steps[-1:] = [msgspec.structs.replace(step, outcome=Outcome("crash", str(error)[:300])) for step in steps[-1:]]
+            verdict = _abort_verdict(program, len(steps) - 1, abort)
+            steps[-1:] = [msgspec.structs.replace(step, outcome=Outcome("crash", str(abort)[:300])) for step in steps[-1:]]
     return Run(
         tuple(steps),
         tuple(walk.spans),
@@ -458,7 +476,7 @@ def _dead_at_opening(program: Program, target: Target, manner: Manner, error: En
     try:
         with contextlib.closing(target.open(program.model, program.cache)) as session:
             capabilities = session.capabilities
-    except EngineAbort:
+    except (EngineAbort, SystemExit):
         capabilities = NOTHING_DECLARED
     return dead_at_opening(_abort_verdict(program, -1, error), capabilities, manner)
 

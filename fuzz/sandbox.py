@@ -205,12 +205,12 @@ class Sandbox:
                             # nothing was running; nobody knows how much of the batch it had read: it is sent again, through a new child's pipe
                             idle_deaths += 1
                             self._end(0)
-                            self._start()
+                            self._restart()
                             write_frame(self._requests, request)
                             continue
                         if not results or number == len(results):
                             results.append(self._death(programs[len(results)], index, code))
-                        self._ready = self._await_worker()
+                        self._go_on()
                         break
                     case None:
                         results.append(self._stop_hanging(programs[len(results)]))
@@ -220,7 +220,7 @@ class Sandbox:
             if len(results) < len(programs):
                 results.append(Death(Verdict("unknown", reason="the target's child process was lost, perhaps for memory"), words))
             self._end(0)
-            self._start()
+            self._restart()
         return results
 
     def renew_worker(self) -> None:
@@ -232,9 +232,9 @@ class Sandbox:
                 if frame is None:
                     raise _Lost
             self._ready = self._await_worker()
-        except _Lost:
+        except (_Lost, UnavailableError):
             self._end(0)
-            self._start()
+            self._restart()
 
     def _stop_hanging(self, program: Program) -> Death:
         """Kill the worker. Raises _Lost when it had not even begun with the batch: that is no fault of the program's."""
@@ -249,8 +249,26 @@ class Sandbox:
             raise _Lost
         verdict = death_verdict("hang", program, index, f"no answer within {self.program_seconds_max:g} s")
         death = Death(verdict, self._short_words())
-        self._ready = self._await_worker()
+        self._go_on()
         return death
+
+    def _go_on(self) -> None:
+        """Wait for the worker after a death; a child that forks none (it may die of loading the model again) is replaced, once more if need be."""
+        try:
+            self._ready = self._await_worker()
+            return
+        except UnavailableError:
+            self._end(0)
+        self._restart()
+
+    def _restart(self) -> None:
+        """Start a child process again; once more when it was lost while it started."""
+        self._log.truncate(0)  # what an earlier program's worker said is no reason for this one
+        try:
+            self._start()
+        except UnavailableError:
+            self._end(0)
+            self._start()
 
     def _read_place(self, process: int) -> tuple[int, int]:
         """Program and operation at which a worker was in this batch; -1 when it had not begun with it."""

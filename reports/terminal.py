@@ -26,7 +26,7 @@ from ..spec.operations import (
 )  # fmt: skip
 from ..spec.programs import Program, cache_text, operation_text
 from ..spec.verdicts import DIVERGENCE_KINDS, VERDICT_KINDS, Verdict
-from ..store.campaigns import Account, Campaign, Canary, Reach, is_silent
+from ..store.campaigns import Account, Campaign, Canary, Reach, is_mostly_known, is_silent
 from ..store.findings import Answer, Finding
 
 WIDTH = 100
@@ -428,6 +428,8 @@ def account_text(account: Account) -> str:
         gaps += wrapped(f"not judged: {reason}", "  ") + wrapped(f"  {text}", "    ")
     for family, reason in account.could_not_test.items():
         gaps += wrapped(f"could not test {family}: {reason.removeprefix('could not test: ')}", "  ")
+    if account.ended_by is not None:
+        gaps += wrapped(f"ended before its time: {account.ended_by}", "  ")
     if is_silent(account.canary):
         gaps += wrapped(
             "could not test: the canary, a target that is wrong on purpose, stayed silent; programs or their judgement are blind here, and "
@@ -455,8 +457,14 @@ def verdict_sentence(campaign: Campaign) -> str:
 
 
 def _could_not_test(account: Account) -> str:
-    silent = "; could not test: the canary stayed silent" if is_silent(account.canary) else ""
-    return (f"; could not test {', '.join(account.could_not_test)}" if account.could_not_test else "") + silent
+    gaps = [f"could not test {', '.join(account.could_not_test)}"] if account.could_not_test else []
+    if account.ended_by is not None:
+        gaps.append("could not go on")
+    if not is_mostly_known(account.verdicts):
+        gaps.append(f"could not test: {account.verdicts['unknown']:,} of them are unknown")
+    if is_silent(account.canary):
+        gaps.append("could not test: the canary stayed silent")
+    return "".join(f"; {gap}" for gap in gaps)
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

@@ -88,6 +88,14 @@ def is_silent(canary: Canary | None) -> bool:
     return canary is not None and not canary.seen and (1 - CANARY_RATE) ** canary.programs < SILENCE_PROBABILITY_MAX
 
 
+UNKNOWN_SHARE_MAX = 0.01
+
+
+def is_mostly_known(verdicts: dict[str, int]) -> bool:
+    """Whether at most one program, or one in a hundred, was neither right nor wrong: more says that something could not be tested."""
+    return verdicts.get("unknown", 0) <= max(1.0, UNKNOWN_SHARE_MAX * sum(verdicts.values()))
+
+
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a campaign did.
 
@@ -105,6 +113,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reach           None: not counted (an account of an older version)
     canary          None: not watched (an account of an older version)
     profile         which kind of programs was drawn
+    ended_by        why it went no further, where the target could not be used any more; None: it came to its end, or was stopped
     """
 
     target: str
@@ -135,6 +144,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reach: Reach | None = None
     canary: Canary | None = None
     profile: str = "swarm"
+    ended_by: str | None = None
     format: int = FORMAT
 
 

@@ -16,7 +16,7 @@ from statedrift.cli.reducing import PROGRESS_SECONDS, shown_steps
 from statedrift.cli.replaying import finite, replay_object, status_of
 from statedrift.fuzz.campaign import Progress
 from statedrift.fuzz.trial import Trial
-from statedrift.reports.terminal import account_text
+from statedrift.reports.terminal import account_text, verdict_sentence
 from statedrift.spec.errors import UnavailableError, UsageError
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.programs import parse_program, program_id
@@ -66,7 +66,11 @@ def test_what_is_no_divergence_has_its_own_status(kind: VerdictKind, status: int
         ({"programs": 0, "verdicts": {}}, (), False, 2),
         ({"verdicts": {"unknown": 100}}, (), False, 2),
         ({"verdicts": {"ok": 99, "unknown": 1}}, (), False, 0),
+        ({"verdicts": {"ok": 98, "unknown": 2}}, (), False, 2),
+        ({"verdicts": {"ok": 98, "unknown": 2}}, (FINDING,), False, 1),
         ({"verdicts": {"ok": 99, "harness-error": 1}}, (), False, 2),
+        ({"ended_by": "a worker process was killed"}, (), False, 2),
+        ({"ended_by": "a worker process was killed"}, (FINDING,), False, 1),
     ],
 )
 def test_a_campaigns_status(changes: dict[str, object], findings: tuple[Finding, ...], undocumented: bool, status: int) -> None:
@@ -272,6 +276,13 @@ def test_impossible_numbers_of_an_edited_file_are_named(
     said = capsys.readouterr().err
     assert path.name in said
     assert key in said
+
+
+def test_what_a_campaign_could_not_do_is_in_its_sentence_and_its_account() -> None:
+    account = msgspec.structs.replace(ACCOUNT, verdicts={"ok": 78, "unknown": 22}, ended_by="a worker process was killed")
+    sentence = verdict_sentence(Campaign(account, ()))
+    assert sentence == "no divergence in 100 programs; could not go on; could not test: 22 of them are unknown"
+    assert "\nended before its time: a worker process was killed\n" in account_text(account)
 
 
 def test_verdicts_stand_in_one_order_whatever_came_first() -> None:

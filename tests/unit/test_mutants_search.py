@@ -313,3 +313,26 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         command.mutants_command([MUTANT.name], False, False, None, False, write=tmp_path / "nowhere" / "page.md")
     with pytest.raises(UsageError, match=r"--csv .*: give a file in a folder that exists"):
         command.mutants_command([MUTANT.name], False, False, None, False, csv=tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"my precious": "data"}', "notes", '{"version":"x"}\nnotes'])
+def test_a_file_of_results_that_is_none_of_ours_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "precious.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="--results"):
+        command._Results(file)
+    assert file.read_text() == text
+
+
+def test_a_file_of_results_is_of_one_command_at_a_time_and_an_ordinary_file(tmp_path: Path) -> None:
+    first = command._Results(tmp_path / "results.jsonl")
+    with pytest.raises(UsageError, match="another command has this file"):
+        command._Results(first.path)
+    with pytest.raises(UsageError, match="no ordinary file"):
+        command._Results(Path("/dev/null"))
+
+
+def test_a_file_of_results_without_a_folder_is_refused_at_once(tmp_path: Path) -> None:
+    for option in ("results", "write", "csv"):
+        with pytest.raises(UsageError, match=f"--{option} .*: give a file in a folder that exists"):
+            command.mutants_command([MUTANT.name], False, False, **{"results": None, option: tmp_path / "no" / "file"}, as_json=False)

@@ -340,3 +340,47 @@ def test_what_hangs_on_an_earlier_program_is_not_reproduced() -> None:
         first, second = bench.try_programs([opening(0), opening(0)])
         assert (first.verdict.kind, second.verdict.kind) == ("ok", "crash")
         assert reduce_task(bench, ReductionTask(second, frozenset(), ("lfm2",), None)).reproduced == 0
+
+
+@pytest.mark.parametrize(
+    ("attribute", "kind", "reason"),
+    [
+        ("CLEAR_EXITS", "crash", "the engine would have died (abort): sys.exit(0)"),
+        ("CLEAR_IS_SKIPPED", "bad-refusal", "the answer must be accepted, refused, cancelled or error, not skipped"),
+    ],
+)
+def test_a_target_in_this_process_that_exits_or_says_what_it_must_not_is_judged(attribute: str, kind: str, reason: str) -> None:
+    with Bench(f"faulty:{attribute}") as bench:
+        bench.set_noise({Model("lfm2"): Noise(0.0, 1e-4, 0)})
+        verdict = bench.try_program(parse_program("model lfm2 seed=0; decode 0:1; clear; decode 0:1")).verdict
+    assert (verdict.kind, verdict.operation_index) == (kind, 1)
+    assert reason in verdict.reason
+
+
+def test_a_child_that_dies_of_loading_the_model_again_is_replaced() -> None:
+    """The crash that was found is the answer; what the nursery does afterwards costs nobody an answer."""
+    sandbox = Sandbox("fake_engine:LOADING_DIES", HANG_SECONDS)
+    death, after = sandbox.run([deed(fake.ASSERTION), GOOD])
+    assert death_of(death).verdict.kind == "crash"
+    assert "ASSERT(cells > 0) failed" in death_of(death).verdict.reason
+    assert isinstance(after, Run)
+    sandbox.close()
+
+
+def test_a_child_that_is_lost_while_it_starts_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = Sandbox(TARGET, HANG_SECONDS)
+    start, lost = Sandbox._start, []
+
+    def lost_once(self: Sandbox) -> None:
+        start(self)
+        if not lost:
+            lost.append(True)
+            os.kill(self.processes[0], signal.SIGKILL)
+            raise UnavailableError("the target's child process did not start")
+
+    monkeypatch.setattr(Sandbox, "_start", lost_once)
+    os.killpg(sandbox.processes[0], signal.SIGKILL)
+    results = sandbox.run([GOOD, GOOD])
+    assert lost
+    assert isinstance(results[-1], Run)
+    sandbox.close()
