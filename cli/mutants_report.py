@@ -25,6 +25,8 @@ FOUND_EARLY_SHARE_MIN = 0.9
 LARGER_BY_ONE_SHARE_MIN = 0.95
 """38 of 40."""
 LARGER_BY_MAX = 3
+EFFECT_MIN = 0.06
+"""How far A12 is from one half where there is a difference: what Vargha and Delaney call small begins at 0.56."""
 
 
 class Measured(NamedTuple):
@@ -241,18 +243,18 @@ def _larger_by(summary: Summary) -> str:
 
 def _share_headings(report: Report) -> list[str]:
     seconds = next(iter(report.shares.values()), {})
-    return ["share found within", *(f"{some} s" for some in seconds), "ours quicker, as quick, slower"]
+    return ["share found within", *(f"{some} s" for some in seconds), "ours quicker, alike, slower"]
 
 
 def _share_rows(report: Report) -> list[list[str]]:
-    """A row for each finder: the shares, and on how many mutants A12 is above, at and below one half."""
+    """A row for each finder: the shares, and on how many mutants A12 is well above one half, near it, and well below."""
     rows = []
     for finder, shares in report.shares.items():
         effects = [summary.effect for summary in report.summaries if summary.finder == finder and summary.effect is not None]
         counts = (
-            sum(effect > 0.5 for effect in effects),
-            sum(effect == 0.5 for effect in effects),
-            sum(effect < 0.5 for effect in effects),
+            sum(effect >= 0.5 + EFFECT_MIN for effect in effects),
+            sum(abs(effect - 0.5) < EFFECT_MIN for effect in effects),
+            sum(effect <= 0.5 - EFFECT_MIN for effect in effects),
         )
         rows.append([finder, *(f"{100 * share:.0f} %" for share in shares.values()), ", ".join(map(str, counts)) if effects else "-"])
     return rows
@@ -288,7 +290,7 @@ def report_markdown(report: Report, facts: Sequence[tuple[str, str]]) -> str:
     parts = [
         "# How soon mutants are found",
         "Written by `statedrift bench mutants --write FILE`. "
-        f"{count} mutants of our own caches ([what they are](../docs/mutants.md)), {report.seeds} seeds each, at most {report.limit_seconds:g} s a run.\n"
+        f"{count} mutants of our own caches (what they are: docs/mutants.md), {report.seeds} seeds each, at most {report.limit_seconds:g} s a run.\n"
         "Time is CPU time of one core until a fuzzer first calls something wrong; reduction is not in it.",
         "\n".join(f"- *{finder}*: {_ABOUT_FINDERS[finder]}" for finder in finders),
         markdown_table(_share_headings(report), _share_rows(report)),

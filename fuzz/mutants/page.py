@@ -29,7 +29,9 @@ The others are uniform choices of the same operations, a Hypothesis state machin
 
 - Time is CPU time of one core until a fuzzer first calls something wrong; reducing is not in it.
 - A run that found nothing within its limit is *censored*: it counts as still searching when it was ended, so that medians over seeds (Kaplan-Meier) stay right; a median that the runs did not reach is shown as `> 20`.
-- *A12* is how likely a run of ours is quicker than one of theirs, ties half: 1 always, 0.5 no difference, 0 never.
+- *A12* is how likely a run of ours is quicker than one of theirs, ties half: 1 always, 0.5 no difference, 0 never. From 0.44 to 0.56 the two count as alike; of few seeds, or of times of a
+  tenth of a second, it says little.
+- *Share found within* counts mutants by their medians.
 - *larger by* is how many operations the largest reduced program of all seeds has beyond the program below; *purity* the share of the commonest signature among the reduced programs.
 - On the fixed twins every divergence is a false alarm. They are run on {TWIN_PROGRAMS} programs for each seed, or, with `--twins`, in turns on programs that no search draws.
 

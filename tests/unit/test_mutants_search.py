@@ -215,7 +215,7 @@ def test_the_page_has_the_fuzzers_side_by_side() -> None:
     assert "\n- *hypofuzz*" not in page
     page = report_markdown(_report([_run(0, 1.0), _run(1, 5.0), *theirs], []), [])
     assert f"| `{MUTANT.name}` | 1.00 | 5 | +0 | 100 % | 4.00 (1 of 2) | 0.75 |\n" in page
-    assert "| share found within | 1 s | 10 s | 20 s | ours quicker, as quick, slower |" in page
+    assert "| share found within | 1 s | 10 s | 20 s | ours quicker, alike, slower |" in page
     assert "| hypofuzz | 0 % | 100 % | 100 % | 1, 0, 0 |" in page
     assert "\n- *hypofuzz*" in page
 
