@@ -1,8 +1,6 @@
 """llama.cpp in its child process: what a worker's death leaves to the next one."""
 
 import importlib.util
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -22,7 +20,7 @@ def test_the_worker_after_a_death_has_the_model_and_no_thread_was_started_for_it
     threads = Path(f"/proc/{nursery}/task")
     program = parse_program("model lfm2 seed=0; cache start=dirty; decode 0:7 1:2; share 0 2; decode 0:1 2:3")
     before, count = sandbox.run([program]), len(list(threads.iterdir()))
-    os.kill(worker, signal.SIGKILL)
+    sandbox.renew_worker()
     after = sandbox.run([program])
     assert sandbox.processes[0] == nursery != sandbox.processes[1] != worker
     assert len(list(threads.iterdir())) == count
