@@ -102,6 +102,8 @@ class SharedCellFreedWithItsFirstOwner(_Planes):
 
     def drop(self, sequence: int) -> None:
         cell = int(self.tail[sequence])
+        if self.probe.is_faulty:
+            self.free_count = min(self.free_count, len(self.free_cells) - 1)  # nor have more of them than there are
         super().drop(sequence)
         listed = self.free_cells[: self.free_count]
         if self.probe.strikes(cell != NONE and cell not in listed and self.free_count < len(self.free_cells)):
@@ -118,7 +120,7 @@ class SharedCellFreedWithItsFirstOwner(_Planes):
 
     def _refill(self, cell_count: int) -> None:
         """Cells are counted wrongly by now: never run out of them, which would be a crash and not a wrong answer."""
-        if self.free_count < cell_count:
+        if self.probe.is_faulty and self.free_count < cell_count:
             self.free_cells[:] = np.arange(len(self.free_cells))
             self.free_count = len(self.free_cells)
 

@@ -11,7 +11,7 @@ import pytest
 from statedrift.fuzz import known as known_module
 from statedrift.fuzz.campaign import Settings, run_campaign
 from statedrift.fuzz.mutants import MUTANTS
-from statedrift.fuzz.mutants.search import sound_noise
+from statedrift.fuzz.mutants.search import sound_noise, try_twin
 from statedrift.fuzz.trial import Bench
 from statedrift.spec.models import Model
 from statedrift.spec.programs import program_text
@@ -19,6 +19,7 @@ from statedrift.store.campaigns import Noise
 
 OPERATIONS_MAX = 6
 PROGRAMS = 64
+TWIN_PROGRAMS = 48
 RARE = {
     "coupled_token_reaches_one_sequence": 256,
     "partial_restore_keeps_later_keys": 256,
@@ -39,6 +40,14 @@ NOT_FOUND = {"ring_leaves_its_oldest_state_behind"}
 def noises() -> dict[Model, Noise]:
     """Of the sound cache, for the families that were asked for."""
     return {}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fixed_twin_is_sound(name: str, noises: dict[Model, Noise]) -> None:
+    mutant = MUTANTS[name]
+    if Model(mutant.family) not in noises:
+        noises.update(sound_noise([mutant]))
+    assert try_twin(mutant, 0, noises, TWIN_PROGRAMS).alarms == ()
 
 
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name not in NOT_FOUND])
