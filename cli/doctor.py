@@ -53,6 +53,7 @@ def doctor_command(target: str | None, families: Sequence[str] = ()) -> int:
                 f"`{family}` is a family that only an engine's own recompute can judge, which doctor does not look at; "
                 f"`statedrift fuzz --family {family} --oracle engine` measures its noise"
             )
+    say(versions_text() + "\n")
     failed = False
     reachable = False
     for check in all_checks((target,) if target else target_names(), target is not None, families):

@@ -48,7 +48,9 @@ def test_the_status_follows_the_checks(
 ) -> None:
     monkeypatch.setattr(doctor, "all_checks", lambda names, named, families: iter(checks))
     assert doctor_command(None) == status
-    assert ("all is well" in capsys.readouterr().out) is (status == 0)
+    text = capsys.readouterr().out
+    assert ("all is well" in text) is (status == 0)
+    assert text.startswith(doctor.versions_text() + "\n"), "versions stand first"
 
 
 @pytest.mark.parametrize(("named", "result"), [(True, "failed"), (False, "not here")])
