@@ -304,21 +304,16 @@ def _section(number: int, group: Group, pools: dict[str, Pools]) -> str:
     if first.signature in pools:
         seen += f" The program above shows it {pools[first.signature].words}."
     cause = CAUSE_OF.get(group.words)
-    return (
-        "\n\n".join(
-            [
-                f"### {number}. {first.title}",
-                f"`{group.words}`",
-                f"```\n{program_text(first.program)}```",
-                f"{first.verdict.reason}." if first.verdict.reason else "",
-                f"**Why** ({cause.place}). {cause.told}." if cause else "",
-                f"{loss} {seen}".strip(),
-                _documentation(first),
-            ]
-        )
-        .replace("\n\n\n\n", "\n\n")
-        .replace("\n\n\n\n", "\n\n")
-    )
+    parts = [
+        f"### {number}. {first.title}",
+        f"`{group.words}`",
+        f"```\n{program_text(first.program)}```",
+        f"{first.verdict.reason}." if first.verdict.reason else "",
+        f"**Why** ({cause.place}). {cause.told}." if cause else "",
+        f"{loss} {seen}".strip(),
+        _documentation(first),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def _documentation(finding: Finding) -> str:

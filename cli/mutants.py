@@ -27,6 +27,8 @@ from ..fuzz.mutants.search import FINDERS, Detection, Finder, Twin, TwinPiece, c
 from ..fuzz.throughput import one_core
 from ..oracle.recompute import use_one_thread
 from ..spec.errors import UsageError
+from ..spec.models import Model
+from ..store.campaigns import Noise
 from ..targets.numba import TARGET
 from . import failures
 from .failures import complain
@@ -203,22 +205,22 @@ def _measured(wanted: Wanted, results: _Results) -> Measured:
                         results.keep(_Line(results.version, runs[key]))
                     measured.runs.append(runs[key])
         if wanted.twins_seconds is not None:
-            families: dict[str, list[Mutant]] = {}
-            for mutant in wanted.mutants:
-                families.setdefault(mutant.family, []).append(mutant)
-            for family, of_family in families.items():
+            for family in dict.fromkeys(mutant.family for mutant in wanted.mutants):
+                of_family = [mutant for mutant in wanted.mutants if mutant.family == family]
                 complain(f"fixed twins of {family}, {len(of_family)} in turns for {wanted.twins_seconds:g} s")
-                known = {line.twins.number: line.twins for line in results.lines if line.twins and _is_of(line.twins, of_family)}
-                pieces: list[TwinPiece] = []
-                while (left := wanted.twins_seconds - sum(piece.seconds for piece in pieces)) > 0:
-                    number = len(pieces)
-                    if number not in known:
-                        known[number] = try_twins(of_family, number, min(PIECE_SECONDS, left), noises)
-                        results.keep(_Line(results.version, twins=known[number]))
-                    pieces.append(known[number])
-                measured.pieces.extend(pieces)
+                measured.pieces.extend(_twin_pieces(of_family, wanted.twins_seconds, noises, results))
     return measured
 
 
-def _is_of(piece: TwinPiece, mutants: Sequence[Mutant]) -> bool:
-    return piece.mutants == tuple(mutant.name for mutant in mutants)
+def _twin_pieces(mutants: Sequence[Mutant], seconds: float, noises: dict[Model, Noise], results: _Results) -> list[TwinPiece]:
+    """The pieces of the time that the twins of one family are run for: those that are known, and the others, which are run now."""
+    names = tuple(mutant.name for mutant in mutants)
+    known = {line.twins.number: line.twins for line in results.lines if line.twins and line.twins.mutants == names}
+    pieces: list[TwinPiece] = []
+    while (left := seconds - sum(piece.seconds for piece in pieces)) > 0:
+        number = len(pieces)
+        if number not in known:
+            known[number] = try_twins(mutants, number, min(PIECE_SECONDS, left), noises)
+            results.keep(_Line(results.version, twins=known[number]))
+        pieces.append(known[number])
+    return pieces

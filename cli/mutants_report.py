@@ -15,7 +15,7 @@ import pandas
 from ..fuzz.mutants import Mutant
 from ..fuzz.mutants.search import FINDERS, Detection, Finder, Twin, TwinPiece, effect_size, purity, survival_median
 from ..reports.terminal import aligned
-from .throughput import markdown_table
+from .throughput import Bound, bound_table, markdown_table
 
 SHARES_SECONDS = (1.0, 10.0, 60.0)
 """Those beyond the limit of a run are not asked about; the limit is."""
@@ -36,14 +36,6 @@ class Measured(NamedTuple):
     twins: list[Twin]
     pieces: list[TwinPiece]
     gaps: list[str]
-
-
-class Bound(msgspec.Struct, frozen=True):
-    """A stated bound, what was measured, and whether it holds."""
-
-    stated: str
-    measured: str
-    holds: bool
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -285,7 +277,6 @@ _READING = """- *seconds* and *programs* (of a state machine: its examples) are 
 def report_markdown(report: Report, facts: Sequence[tuple[str, str]]) -> str:
     """The report as a Markdown page; facts: what it was measured with."""
     finders = [finder for finder in FINDERS if finder in report.shares]
-    bounds = [[bound.stated, bound.measured, "yes" if bound.holds else "**no**"] for bound in report.bounds]
     count = len({summary.mutant for summary in report.summaries})
     parts = [
         "# How soon mutants are found",
@@ -297,7 +288,7 @@ def report_markdown(report: Report, facts: Sequence[tuple[str, str]]) -> str:
         *(["\n".join(f"- {gap}" for gap in report.gaps)] if report.gaps else []),
         "## Stated bounds",
         "On our own fuzzer.",
-        markdown_table(("bound", "measured", "holds"), bounds),
+        bound_table(report.bounds),
         *(["\n".join(f"- alarm on the fixed twin of {alarm}" for alarm in report.twin_alarms)] if report.twin_alarms else []),
         "## Mutant by mutant",
         _READING.format(limit=f"{report.limit_seconds:g}"),

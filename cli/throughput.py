@@ -282,7 +282,6 @@ def _processor() -> str:
 
 def report_markdown(report: Report, facts: Sequence[tuple[str, str]]) -> str:
     """The report as a Markdown page."""
-    bounds = [[bound.stated, bound.measured, "yes" if bound.holds else "**no**"] for bound in bounds_of(report)]
     parts = [
         "# Throughput",
         "Written by `statedrift bench throughput --write FILE`. Rates are for one core, by the time it worked on it (parent and child process);\n"
@@ -294,11 +293,18 @@ def report_markdown(report: Report, facts: Sequence[tuple[str, str]]) -> str:
         markdown_table(TIME_HEADINGS, time_rows(report)),
         "\n".join(f"- {note}" for note in notes(report)),
         "## Stated bounds",
-        markdown_table(("bound", "measured", "holds"), bounds),
+        bound_table(bounds_of(report)),
         "## Measured on",
         markdown_table(("", ""), [list(fact) for fact in facts]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def bound_table(bounds: Sequence[Bound]) -> str:
+    """Stated bounds as a Markdown table."""
+    return markdown_table(
+        ("bound", "measured", "holds"), [[bound.stated, bound.measured, "yes" if bound.holds else "**no**"] for bound in bounds]
+    )
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

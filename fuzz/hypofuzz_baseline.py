@@ -14,13 +14,12 @@ import contextlib
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
-from time import perf_counter, process_time
 
 from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError
 from ..spec.models import Model
 from ..spec.target import Target
-from .naive_baseline import SEARCH_EXAMPLES, WALL_FACTOR_MAX, Mix, nothing_left_behind, quick_settings, state_machine
+from .naive_baseline import SEARCH_EXAMPLES, Mix, SearchLimit, nothing_left_behind, quick_settings, state_machine
 
 MISSING = "HypoFuzz is not installed and was left out: pip install 'statedrift[bench]'"
 
@@ -50,7 +49,7 @@ def _search(target: Target, model: Model, tolerance: float, seed: int, limit_sec
     from hypothesis.stateful import get_state_machine_test
 
     mix = Mix()
-    started, clock_started = process_time(), perf_counter()
+    limit = SearchLimit(limit_seconds)
     machine = state_machine(target, model, tolerance, mix)
     test = get_state_machine_test(machine, settings=quick_settings(SEARCH_EXAMPLES, derandomize=False))
     fuzzed = FuzzTarget.from_hypothesis_test(test, database=HypofuzzDatabase(InMemoryExampleDatabase()))
@@ -60,9 +59,8 @@ def _search(target: Target, model: Model, tolerance: float, seed: int, limit_sec
         fuzzed._enter_fixtures()
         while True:
             fuzzed._execute_once(fuzzed.new_conjecture_data(), observability_callback=fuzzed.provider.on_observation)
-            seconds = process_time() - started
-            if fuzzed.has_found_failure or seconds >= limit_seconds or perf_counter() - clock_started >= WALL_FACTOR_MAX * limit_seconds:
-                return bool(fuzzed.has_found_failure), seconds, mix.programs
+            if fuzzed.has_found_failure or limit.is_over:
+                return bool(fuzzed.has_found_failure), limit.seconds, mix.programs
     except FailedFatally as error:
         cause = str(error.__context__).partition("\n")[0]
         raise UnavailableError(f"could not test: HypoFuzz {version('hypofuzz')} failed in itself on {target.name}: {cause}") from error

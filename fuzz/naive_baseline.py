@@ -149,6 +149,25 @@ def quick_settings(examples: int, derandomize: bool = True) -> Any:
     )
 
 
+class SearchLimit:
+    """The time of a search, which begins now: CPU seconds of this process, and whether `limit_seconds` of them, or so many times that by the
+    clock, are over."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
+        self._started, self._clock_started = process_time(), perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds until now."""
+        return process_time() - self._started
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search has to end."""
+        return self.seconds >= self._limit_seconds or perf_counter() - self._clock_started >= WALL_FACTOR_MAX * self._limit_seconds
+
+
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
     """What Hypothesis keeps of its own (the constants of the code under test) goes to a folder that is removed afterwards."""
@@ -183,13 +202,12 @@ def _search(target: Target, model: Model, tolerance: float, seed: int, limit_sec
     from hypothesis.stateful import run_state_machine_as_test
 
     mix = Mix()
-    started, clock_started = process_time(), perf_counter()
-
+    limit = SearchLimit(limit_seconds)
     is_over = False
 
     def check_time() -> None:
         nonlocal is_over
-        if process_time() - started >= limit_seconds or perf_counter() - clock_started >= WALL_FACTOR_MAX * limit_seconds:
+        if limit.is_over:
             is_over = True
             raise _TimeIsOver
 
@@ -201,7 +219,7 @@ def _search(target: Target, model: Model, tolerance: float, seed: int, limit_sec
         pass
     except Exception:  # an assertion of the machine, or whatever else the target raised; or Hypothesis on an example that was broken off
         is_found = not is_over
-    return is_found, process_time() - started, mix.programs
+    return is_found, limit.seconds, mix.programs
 
 
 def state_machine(

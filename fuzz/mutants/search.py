@@ -12,7 +12,7 @@ Rules
 import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import count
-from time import perf_counter, process_time
+from time import process_time
 from typing import Literal
 
 import msgspec
@@ -25,7 +25,7 @@ from ..choices import SeededChoices
 from ..generation import OPERATIONS_PER_PROGRAM_MAX, generate, model_for
 from ..generation_operations import draw_program
 from ..hypofuzz_baseline import search_by_coverage
-from ..naive_baseline import WALL_FACTOR_MAX, search_naively
+from ..naive_baseline import SearchLimit, search_naively
 from ..reduction import reduce_trial
 from ..shards import number_of
 from ..signatures import fine_signature
@@ -166,16 +166,16 @@ def search(mutant: Mutant, finder: Finder, seed: int, limit_seconds: float, nois
 
 def _first_divergence(bench: Bench, batches: Iterator[list[Program]], limit_seconds: float) -> tuple[Trial | None, float, int]:
     """The first trial that diverged, CPU seconds, and programs until then."""
-    started, clock_started = process_time(), perf_counter()
+    limit = SearchLimit(limit_seconds)
     tried = 0
     for batch in batches:
         for number, trial in enumerate(bench.try_programs(batch)):
             if trial.verdict.is_divergence:
-                return trial, process_time() - started, tried + number + 1
+                return trial, limit.seconds, tried + number + 1
         tried += len(batch)
-        if process_time() - started >= limit_seconds or perf_counter() - clock_started >= WALL_FACTOR_MAX * limit_seconds:
+        if limit.is_over:
             break
-    return None, process_time() - started, tried
+    return None, limit.seconds, tried
 
 
 def try_twin(mutant: Mutant, seed: int, noises: dict[Model, Noise], programs: int = TWIN_PROGRAMS) -> Twin:
