@@ -89,7 +89,10 @@ def fuzz(
     programs: Annotated[int | None, typer.Option("--programs", min=1, help="How many programs to try.")] = None,
     seed: SeedOption = 0,
     jobs: JobsOption = 1,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the campaign and its findings here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep the campaign and its findings here; one that is there goes on.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over beside it, in DIR-2, DIR-3, ...")] = False,
     undocumented: UndocumentedOption = False,
     against: AgainstOption = None,
     inspect: InspectOption = False,
@@ -98,7 +101,9 @@ def fuzz(
     """Look for divergences with generated programs."""
     from .fuzzing import fuzz_command
 
-    return fuzz_command(target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect, oracle, profile)
+    return fuzz_command(
+        target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect, oracle, profile, fresh
+    )
 
 
 @application.command()

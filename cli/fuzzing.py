@@ -5,8 +5,11 @@ Rules
 - An interrupt ends the campaign, not the summary. Where nothing at all could be tested there is no summary, but a line for every reason.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from ..fuzz.campaign import Settings, run_campaign
 from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
@@ -18,6 +21,7 @@ from ..spec.families import family_of
 from ..spec.models import Model
 from ..store.campaigns import Campaign, is_mostly_known, is_silent
 from ..store.findings import Oracle
+from ..store.keeping import fresh_folder
 from ..targets.registry import load_target
 from . import failures
 from .output import say
@@ -30,10 +34,16 @@ SECONDS_MAX = 30 * 86_400.0
 
 def fuzz_command(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
-    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, fresh: bool = False,
 ) -> int:  # fmt: skip
-    """Run a campaign and print its summary; the answer is the exit status."""
+    """Run a campaign and print its summary; the answer is the exit status. `fresh`: start over beside what `out` holds."""
+    if fresh and out is None:
+        raise UsageError("--fresh starts a campaign over beside the one in --out; give --out, too")
     settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile)
+    if fresh and out is not None:
+        out = fresh_folder(out)
+        settings = msgspec.structs.replace(settings, out=out)
+        print(f"a new campaign in {out}", file=sys.stderr)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
@@ -110,10 +120,12 @@ def _offered_by_both(target: str, offered: Sequence[str], against: str, families
 
 
 def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
-    """1 when a divergence counts (one that was not reduced always does), else 2 when something could not be tested or kept, nothing was
+    """1 when a divergence counts (one that was not reduced always does, one that is not reproduced any more does not), else 2 when something could not be tested or kept, nothing was
     judged, more than a hundredth is unknown or the canary was silent, else 0."""
     account = campaign.account
-    if account.unreduced or any(finding.documented or undocumented for finding in campaign.findings):
+    gone = account.replayed.gone if account.replayed is not None else ()
+    present = [finding for finding in campaign.findings if finding.signature not in gone]
+    if account.unreduced or any(finding.documented or undocumented for finding in present):
         return failures.DIVERGENCE
     faults = account.verdicts.get("harness-error", 0)
     judged = account.programs - account.verdicts.get("unknown", 0) - faults

@@ -15,7 +15,8 @@ from ..reports.reach import reach_text
 from ..reports.terminal import campaign_text
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_id
-from ..store.campaigns import ACCOUNT_FILE, Campaign, read_campaign
+from ..store.campaigns import Campaign, read_campaign
+from ..store.database import DATABASE_FILE
 from ..store.findings import Finding, folder_name
 from . import failures
 from .given import RUNS, Given, one_line, replay_words
@@ -58,10 +59,12 @@ def check_place(option: str, path: Path | None) -> None:
 
 def _campaign(folder: Path) -> Campaign:
     """The campaign in a folder. Raises UnavailableError saying what is wrong with it, and what makes one."""
-    if not (folder / ACCOUNT_FILE).is_file():
+    if not (folder / DATABASE_FILE).is_file():
         is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
         command = f"statedrift fuzz --target numba --out {shlex.quote(str(folder)) if is_free else 'runs/first'}"
-        raise UnavailableError(f"{folder} is no campaign: it has no {ACCOUNT_FILE}; `{command}` makes one{'' if is_free else ' elsewhere'}")
+        raise UnavailableError(
+            f"{folder} is no campaign: it has no {DATABASE_FILE}; `{command}` makes one{'' if is_free else ' elsewhere'}"
+        )
     try:
         return read_campaign(folder)
     except UsageError as error:

@@ -8,11 +8,11 @@ Rules
 - Fuzzing and reducing share the time: reduction never takes more than half of it while fuzzing goes on.
 - A family that cannot be tested is said, not left out in silence.
 - It watches itself: a canary that fails now and then has to be found (fuzz/canary_watch.py).
+- What a shard or a reduction came to is taken over and kept as a whole (fuzz/continuing.py). A campaign goes on where it was: programs are
+  numbered through, the ones before `position` were merged, and the next is the first that was never used.
 """
 
 import contextlib
-import signal
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -25,18 +25,22 @@ from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import FAMILIES
 from ..spec.models import Model
-from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Canary, Known, Noise, prepare_folder, write_account
-from ..store.findings import Finding, Oracle, write_finding
+from ..store.campaigns import Account, Campaign, Canary, Identity, Kept, Known, Noise, Replayed
+from ..store.findings import Finding, Oracle
+from ..store.keeping import Store
 from .canary_watch import CanaryWatch
+from .continuing import Keeper, check_same
+from .corpus import Corpus
+from .ending import Ending, ended_by_signals
 from .known import Findings, Waiting, moment, now
 from .pair import open_bench
 from .profiles import SWARM, profile_of
 from .reach import Atlas
 from .reproduction import reproduction_script
-from .shards import SHARD_PROGRAMS, Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
-from .signatures import enabling_operations
+from .shards import SHARD_PROGRAMS, ShardResult, ShardTask, light, settled_heap, shard_model, shard_programs
+from .signatures import coarse_signature, enabling_operations
 from .titles import title_of
-from .trial import Bench, answers_of
+from .trial import Bench, Trial, answers_of
 from .workers import RERUNS, Here, Reduced, ReductionTask, Workers, open_pool
 
 ROUND_SHARDS_MAX = 8
@@ -50,8 +54,6 @@ LAST_TRIALS_MAX = 40_000
 REDUCTION_SECONDS_MAX = 20.0
 AFTERTIME_SHARE = 0.25
 """How much longer than its time a campaign may go on reducing what nothing explains yet."""
-ACCOUNT_SECONDS = 10.0
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 WARM_UP_PROGRAMS = 8
 NOT_JUDGED_KEPT = 3
 
@@ -100,14 +102,24 @@ def round_shards(number: int) -> range:
 
 
 class _Campaign:
-    def __init__(self, settings: Settings, bench: Bench, on_progress: Callable[[Progress], None], is_asked_to_end: threading.Event) -> None:
+    def __init__(
+        self, settings: Settings, bench: Bench, on_progress: Callable[[Progress], None], ending: Ending, store: Store | None
+    ) -> None:
         self.settings = settings
-        self.is_asked_to_end = is_asked_to_end
+        self.ending = ending
         self.bench = bench
         self.on_progress = on_progress
         self.started = monotonic()
-        self.started_at = now()
+        self.started_at = self.run_started_at = now()
+        self.earlier_seconds = 0.0  # of earlier runs of the command
+        self.position = self.start = 0  # programs that were drawn and merged; as many at the start of this run
+        self.learned: int | None = None  # the shard from which on what was known then is known
+        self.runs = 1
+        self.replayed: Replayed | None = None
         self.findings = Findings()
+        self.corpus = Corpus()
+        self.store = store
+        self.keeper = Keeper(store, self.findings, self.corpus)
         self.noise: dict[str, Noise] = {}
         self.could_not_test: dict[str, str] = {}
         self.not_judged: list[tuple[str, str]] = []
@@ -119,8 +131,6 @@ class _Campaign:
         self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
         self.last_finding_seconds: float | None = None
         self.phase = "noise"
-        self.account_written = 0.0
-        self.not_written = ""
         self.ended_by: str | None = None
         self.models: dict[Model, Noise] = {}
         self.known: list[Known] = []
@@ -130,14 +140,24 @@ class _Campaign:
 
     @property
     def seconds(self) -> float:
+        """Of this run of the command, as the budget is."""
         return monotonic() - self.started
+
+    @property
+    def whole(self) -> int:
+        """Programs of a whole shard."""
+        return profile_of(self.settings.profile).shard_programs
+
+    def shard_first(self, shard: int) -> int:
+        """The first program of a shard that was never used: an earlier run may have had a part of it."""
+        return max(0, self.start - shard * self.whole)
 
     def shard_size(self, shard: int) -> int:
         """How many programs of a shard the budget still has."""
-        whole = profile_of(self.settings.profile).shard_programs
+        left = self.whole - self.shard_first(shard)
         if self.settings.programs is None:
-            return whole if self.seconds < (self.settings.seconds or 0.0) else 0
-        return max(0, min(whole, self.settings.programs - shard * whole))
+            return left if self.seconds < (self.settings.seconds or 0.0) else 0
+        return max(0, min(left, self.start + self.settings.programs - shard * self.whole - self.shard_first(shard)))
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
@@ -169,15 +189,25 @@ class _Campaign:
 
     def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
         """Round after round until the budget is spent, and what is left to reduce."""
+        self.reduce_within_share(workers)  # what an earlier run left waiting
+        next_shard = self.position // self.whole
         for number in count():
             shards = round_shards(number)
+            if next_shard not in shards:
+                continue
+            shards = shards[shards.index(next_shard) :]
+            next_shard = shards.stop
             if not self.shard_size(shards.start):
                 break
-            self.learn(shards.start)
+            if shards.start == round_shards(number).start and self.position == shards.start * self.whole:
+                self.learn(shards.start)
             for result in workers.shards(self.round_tasks(shards, families)):
-                self.end_if_asked()
-                self.merge(result)
-                self.watch(watching, result)
+                self.ending.end_if_asked()
+                canary = self.watch(watching, result)
+                with self.ending.held():
+                    self.canary = canary
+                    self.merge(result)
+                    self.save()
                 self.tell()
             self.reduce_within_share(workers)
         self.reduce_the_rest(workers)
@@ -189,18 +219,23 @@ class _Campaign:
             size = self.shard_size(shard)
             if not size:
                 return
-            yield ShardTask(self.settings.seed, shard, families, size, contexts, self.settings.profile)
+            yield ShardTask(self.settings.seed, shard, families, size, contexts, self.settings.profile, self.shard_first(shard))
 
     def learn(self, first_shard: int) -> None:
-        """What is known now is known to all programs from `first_shard` on."""
+        """What is known now is known to all programs from `first_shard` on; also when a run that was killed had come so far."""
+        if self.learned == first_shard:
+            return
+        self.learned = first_shard
         contexts = self.findings.contexts() if self.settings.steer else ()
         if contexts and (not self.known or self.known[-1].contexts != contexts):
             self.known.append(Known(first_shard, contexts))
+        self.save()
 
     def merge(self, result: ShardResult) -> None:
         """Take over a shard's result."""
         for divergent in result.divergent:
-            self.findings.add_divergent(self.waiting(divergent))
+            self.findings.add_divergent(self.waiting(self.position + divergent.number + 1, divergent.trial))
+        self.position += result.programs
         self.not_judged += result.not_judged[: NOT_JUDGED_KEPT - len(self.not_judged)]
         self.programs += result.programs
         self.operations += result.operations
@@ -209,20 +244,24 @@ class _Campaign:
             self.outcomes[name].update(counts)
         self.verdicts.update(result.verdicts)
         self.atlas.add(result.reached)
+        self.corpus.add(result.examples)
         self.seconds_generating += result.seconds_generating
         self.seconds_running += result.seconds_running
         self.seconds_judging += result.seconds_judging
 
-    def watch(self, watching: CanaryWatch, result: ShardResult) -> None:
-        """Try a shard of swarm on the canary, when it is its turn; it is as large as the campaign's where that has shards of the same size."""
-        is_cut = profile_of(self.settings.profile).shard_programs == SHARD_PROGRAMS
-        canary = watching.watch(self.settings.seed, result.shard, result.programs if is_cut else SHARD_PROGRAMS)
-        self.canary = Canary(self.canary.programs + canary.programs, self.canary.seen + canary.seen, self.canary.why_not or canary.why_not)
+    def watch(self, watching: CanaryWatch, result: ShardResult) -> Canary:
+        """Try a shard of swarm on the canary, when it is its turn; it is as large as the campaign's where that has shards of the same size.
+        The answer is what is known of the canary then."""
+        if self.shard_first(result.shard):
+            return self.canary  # the run that had its first part did
+        canary = watching.watch(self.settings.seed, result.shard, result.programs if self.whole == SHARD_PROGRAMS else SHARD_PROGRAMS)
+        return Canary(self.canary.programs + canary.programs, self.canary.seen + canary.seen, self.canary.why_not or canary.why_not)
 
-    def waiting(self, divergent: Divergent) -> Waiting:
-        trial = divergent.trial
+    def waiting(self, program_number: int, trial: Trial, is_generated: bool = True) -> Waiting:
+        """A divergence that was met now."""
         enabling = enabling_operations(trial.program, trial.verdict)
-        return Waiting(self.programs + divergent.number + 1, self.seconds, trial, enabling)
+        first_seen = moment(self.run_started_at, self.seconds)
+        return Waiting(program_number, self.earlier_seconds + self.seconds, first_seen, trial, enabling, is_generated)
 
     def reduce_within_share(self, workers: Workers) -> None:
         """Reduce what a round found, up to so many trials; with a budget of seconds while reduction has had less than half of the time."""
@@ -259,7 +298,9 @@ class _Campaign:
         trials = 0
         for waiting, reduced in zip(wave, workers.reductions(tasks), strict=True):
             trials += 1 + reduced.reduction.tried
-            self.take(waiting, reduced)
+            with self.ending.held():
+                self.take(waiting, reduced)
+                self.save()
             self.tell()
         self.seconds_in_waves += monotonic() - started
         self.phase = "fuzzing"
@@ -273,11 +314,14 @@ class _Campaign:
         for other in reduction.others:
             if other.signature is not None and not self.findings.enabling[other.signature]:
                 enabling = enabling_operations(other.program, other.verdict)
-                self.findings.add_divergent(Waiting(waiting.program_number, waiting.seconds, other, enabling, is_generated=False))
+                met = Waiting(waiting.program_number, waiting.seconds, waiting.first_seen, other, enabling, is_generated=False)
+                self.findings.add_divergent(met)
         if reduction.signature in self.findings.by_signature:
             self.findings.count(waiting, reduction.signature)
+            self.meet_again(reduction.signature)
         else:
             self.keep(waiting, reduced)
+        self.findings.finish(waiting)
 
     def keep(self, waiting: Waiting, reduced: Reduced) -> None:
         """Keep a reduced program that was run again as a finding."""
@@ -298,7 +342,7 @@ class _Campaign:
             reruns=RERUNS,
             found_after_programs=waiting.program_number,
             found_after_seconds=round(waiting.seconds, 2),
-            first_seen=moment(self.started_at, waiting.seconds),
+            first_seen=waiting.first_seen,
             last_seen=now(),
             log=trial.log,
             answers=answers_of(trial),
@@ -310,7 +354,7 @@ class _Campaign:
         self.findings.add_finding(waiting, finding, enabling_operations(trial.program, trial.verdict))
         self.last_finding_seconds = self.seconds
         script = reproduction_script(finding, trial) if finding.against is None else None  # a script has one engine only
-        self.write(lambda folder: write_finding(folder / FINDINGS_FOLDER, finding, script))
+        self.keeper.scripts[finding.signature] = script
 
     # --- the account -------------------------------------------------------------------------------------------------------
 
@@ -321,20 +365,15 @@ class _Campaign:
         share = accepted / max(1, self.operations)
         progress = Progress(self.seconds, self.programs, self.operations, share, findings, self.last_finding_seconds, unknown, self.phase)
         self.on_progress(progress)
-        if monotonic() - self.account_written > ACCOUNT_SECONDS:
-            self.write(lambda folder: write_account(folder, self.account(False)))
-            self.account_written = monotonic()
 
-    def write(self, write_into: Callable[[Path], object]) -> None:
-        """Write something into the campaign's folder, if it has one. A folder that cannot be written any more ends no campaign."""
-        if self.settings.out is None or self.not_written:
-            return
-        try:
-            write_into(self.settings.out)
-        except UsageError as error:
-            self.not_written = str(error)
+    def save(self, account: Account | None = None) -> None:
+        """Keep all of this, in one transaction; `account`: the last one of this run."""
+        if self.store is not None:
+            run = (round(self.seconds, 3), self.position - self.start, None if account is None else now())
+            self.keeper.save(account or self.account(False), self.position, self.learned, self.atlas.abilities, run)
 
     def account(self, complete: bool) -> Account:
+        """All but `unreduced`, which follows from what waits."""
         return Account(
             target=self.settings.target,
             version=self.bench.version,
@@ -342,7 +381,7 @@ class _Campaign:
             seed=self.settings.seed,
             jobs=self.settings.jobs,
             started_at=self.started_at,
-            seconds=round(self.seconds, 3),
+            seconds=round(self.earlier_seconds + self.seconds, 3),
             programs=self.programs,
             operations=self.operations,
             outcomes={name: dict(counts) for name, counts in sorted(self.outcomes.items())},
@@ -350,7 +389,6 @@ class _Campaign:
             noise=self.noise,
             could_not_test=self.could_not_test,
             not_judged=tuple(self.not_judged),
-            unreduced=self.findings.unreduced(),
             seconds_generating=round(self.seconds_generating, 3),
             seconds_running=round(self.seconds_running, 3),
             seconds_judging=round(self.seconds_judging, 3),
@@ -365,80 +403,165 @@ class _Campaign:
             canary=self.canary,
             profile=self.settings.profile,
             ended_by=self.ended_by,
+            runs=self.runs,
+            replayed=self.replayed,
         )
-
-    def end_if_asked(self) -> None:
-        """A signal's KeyboardInterrupt is lost where it is raised in a callback from native code: then it ends the campaign here."""
-        if self.is_asked_to_end.is_set():
-            raise KeyboardInterrupt
 
     def run(self) -> Campaign:
         complete = False
+        self.begin()
         try:
             families = self.measure()
             watching = CanaryWatch(self.bench, families)
             if families:
                 watching.watch(self.settings.seed, 0, WARM_UP_PROGRAMS)  # compiling is not taken from the budget
-            self.started = monotonic()  # the budget is for fuzzing
+            self.started, self.run_started_at = monotonic(), now()  # the budget is for fuzzing
+            if families and self.replayed is not None:
+                self.replay(self.replayed, families)
             self.phase = "fuzzing"
             if families:
                 with self.workers() as workers:
                     self.rounds(workers, families, watching)
             complete = True
         except KeyboardInterrupt:
-            pass  # the summary of what was done is still the answer
+            self.ending.has_begun = True  # the summary of what was done is still the answer
         except UnavailableError as error:  # so it is when the target cannot be used any more
-            if not self.programs:
+            if self.position == self.start:
                 raise
             self.ended_by = str(error)
         finally:
+            self.ending.has_begun = True
             account = self.account(complete)
-            self.write(lambda folder: write_account(folder, account))
-            self.write(self._bring_counts_up_to_date)
-        return Campaign(account, tuple(self.findings.by_signature.values()), self.not_written)
+            self.save(account)
+            self.keeper.write_folders()
+        account = msgspec.structs.replace(account, unreduced=self.findings.unreduced())
+        return Campaign(account, tuple(self.findings.by_signature.values()), self.keeper.not_written)
 
-    def _bring_counts_up_to_date(self, folder: Path) -> None:
-        for finding in self.findings.by_signature.values():
-            write_finding(folder / FINDINGS_FOLDER, finding, None)
+    # --- going on ----------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a run of the command, after what the folder holds, if it holds something. Raises UsageError when it cannot be written."""
+        settings, store = self.settings, self.store
+        if store is None:
+            return
+        if store.kept is not None:
+            self.take_up(store.kept)
+        store.begin(identity_of(settings), self.run_started_at, settings.jobs, settings.seconds, settings.programs, self.bench.version)
+        self.save()
+        self.keeper.write_folders()
+
+    def take_up(self, kept: Kept) -> None:
+        """Go on from what was kept."""
+        self.keeper.take_up(kept)
+        account = kept.account
+        self.position = self.start = kept.tally.position
+        self.learned = kept.tally.learned
+        self.started_at, self.earlier_seconds, self.runs = account.started_at, account.seconds, account.runs + 1
+        self.programs, self.operations, self.inspected = account.programs, account.operations, account.inspected or 0
+        for name, counts in account.outcomes.items():
+            self.outcomes[name].update(counts)
+        self.verdicts.update(account.verdicts)
+        self.not_judged = list(account.not_judged)
+        self.known = list(account.known)
+        self.canary = account.canary or Canary()
+        if account.reach is not None:
+            self.atlas.take_up(account.reach, kept.tally.abilities)
+        self.seconds_generating, self.seconds_running = account.seconds_generating, account.seconds_running
+        self.seconds_judging, self.seconds_reducing = account.seconds_judging, account.seconds_reducing
+        self.replayed = Replayed(version_before=account.version if account.version != self.bench.version else None)
+
+    def replay(self, replayed: Replayed, families: tuple[str, ...]) -> None:
+        """Try again what is known: every finding once, then the corpus. With a budget of seconds it counts, and ends this, too."""
+        self.phase = "replaying"
+        for finding in tuple(self.findings.by_signature.values()):
+            if self.is_over or finding.family not in families:
+                continue
+            self.bench.renew()
+            trial = self.bench.try_program(finding.program)
+            with self.ending.held():
+                self.take_replay(finding, trial)
+                self.save()
+            self.tell()
+        for batch in self.corpus.batches(families, self.whole):
+            if self.is_over:
+                return
+            trials = self.bench.try_programs(batch)
+            with self.ending.held():
+                self.take_corpus(trials)
+                self.save()
+            self.tell()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a budget of seconds is spent."""
+        return self.settings.seconds is not None and not self.seconds < self.settings.seconds
+
+    def take_replay(self, finding: Finding, trial: Trial) -> None:
+        """Take over what a finding's program came to now; another divergence than its own waits, unless there is a finding of its kind."""
+        assert self.replayed is not None
+        gone = self.replayed.gone
+        if trial.signature == coarse_signature(self.bench.label, finding.program, finding.verdict):
+            self.findings.see_again(finding.signature)
+        else:
+            gone = tuple(sorted((*gone, finding.signature)))
+            if trial.signature is not None and not self.findings.enabling[trial.signature]:
+                self.findings.add_divergent(self.waiting(self.position, light(trial), is_generated=False))
+        self.replayed = msgspec.structs.replace(self.replayed, findings=self.replayed.findings + 1, gone=gone)
+
+    def meet_again(self, signature: str) -> None:
+        """A finding whose own program did not show it any more was found by another."""
+        if self.replayed is not None and signature in self.replayed.gone:
+            self.replayed = msgspec.structs.replace(self.replayed, gone=tuple(gone for gone in self.replayed.gone if gone != signature))
+
+    def take_corpus(self, trials: list[Trial]) -> None:
+        """Take over what programs of the corpus came to now; one that was right before and is not any more counts as one of the campaign's."""
+        assert self.replayed is not None
+        divergent = [light(trial) for trial in trials if trial.verdict.is_divergence]
+        for trial in divergent:
+            self.programs += 1
+            self.verdicts[trial.verdict.kind] += 1
+            self.findings.add_divergent(self.waiting(self.position, trial))
+        self.replayed = msgspec.structs.replace(
+            self.replayed,
+            corpus=self.replayed.corpus + len(trials),
+            corpus_diverged=self.replayed.corpus_diverged + len(divergent),
+        )
 
 
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
-    """SIGTERM and SIGHUP end a campaign as Ctrl-C does: with its summary, and nothing left behind. The event is set by each of them."""
-    is_asked_to_end = threading.Event()
-
-    def interrupt(number: int, frame: object) -> None:
-        is_asked_to_end.set()
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield is_asked_to_end
-        return
-    numbers = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield is_asked_to_end
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def identity_of(settings: Settings) -> Identity:
+    """What makes a campaign the same one, in another run of the command."""
+    return Identity(**{name: getattr(settings, name) for name in Identity.__struct_fields__})
 
 
 def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
-    """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete.
+    """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete. In a folder that holds one of the
+    same settings it goes on; the budget is for this run alone.
 
-    Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, UnavailableError when the target cannot be used.
+    Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, holds something else or is
+    in use; UnavailableError when the target cannot be used.
     """
     if not settings.families:
         raise UsageError("a campaign needs at least one family")
     if (settings.seconds is None) == (settings.programs is None):
         raise UsageError("a campaign needs either a number of seconds or a number of programs")
     profile_of(settings.profile)
-    if settings.out is not None:
-        prepare_folder(settings.out)
     use_one_thread()
     with (
-        _ended_by_signals() as is_asked_to_end,
+        _opened(settings) as store,
+        ended_by_signals() as ending,
         open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
         settled_heap(),
     ):
-        return _Campaign(settings, bench, on_progress, is_asked_to_end).run()
+        return _Campaign(settings, bench, on_progress, ending, store).run()
+
+
+@contextlib.contextmanager
+def _opened(settings: Settings) -> Iterator[Store | None]:
+    """The campaign's folder, for this process alone."""
+    if settings.out is None:
+        yield None
+        return
+    with contextlib.closing(Store(settings.out)) as store:
+        if store.kept is not None:
+            check_same(store.kept.identity, identity_of(settings), settings.out)
+        yield store

@@ -5,6 +5,7 @@ Rules
 - What nothing explains is reduced first, the smallest first; what a finding may explain gets a share, for two faults can wear one coat.
 - No divergence is lost: what was not reduced in the end is said, by its coarse signature.
 - Every choice here is a pure function of what came in, in its order: no clock, no number of processes.
+- It remembers what changed since it was last kept on disk (fuzz/continuing.py): which divergences wait now, and which are done with.
 """
 
 from collections import Counter, defaultdict
@@ -30,16 +31,22 @@ WAITING_MAX = 200
 class Waiting(msgspec.Struct):
     """A divergence that waits for its reduction.
 
+    first_seen    UTC, ISO 8601
     is_generated  a program of the campaign; False for one that was met while another was reduced
     counted       the finding (fine signature) that it counts for
+    number        its own, while it waits or is being reduced; None: it does not wait
+    is_explained  a finding may explain it, and another fault hide behind that: decided when its reduction begins
     """
 
     program_number: int
     seconds: float
+    first_seen: str
     trial: Trial
     enabling: frozenset[str]
     is_generated: bool = True
     counted: str | None = None
+    number: int | None = None
+    is_explained: bool = False
 
     @property
     def coarse(self) -> str:
@@ -66,11 +73,14 @@ class Findings:
         self.enabling: dict[str, list[tuple[frozenset[str], str]]] = defaultdict(list)  # coarse -> (operations, fine)
         self.waiting: dict[str, list[Waiting]] = defaultdict(list)
         self.explained_reductions: Counter[str] = Counter()
-        self._wave: list[Waiting] = []  # what is being reduced
-        self._unexplained: Counter[str] = Counter()  # coarse -> programs that count for no finding
-        self._not_kept: dict[str, Counter[frozenset[str]]] = defaultdict(
+        self.unexplained: Counter[str] = Counter()  # coarse -> programs that count for no finding
+        self.not_kept: dict[str, Counter[frozenset[str]]] = defaultdict(
             Counter
         )  # of those: coarse -> operations -> programs beyond WAITING_MAX
+        self.next_number = 1
+        self.changed: dict[int, Waiting] = {}  # by number: to be kept
+        self.finished: list[int] = []  # numbers: kept perhaps, and done with
+        self._wave: list[Waiting] = []  # what is being reduced
 
     def explanation(self, coarse: str, enabling: frozenset[str]) -> str | None:
         """A known finding whose operations are all in the program."""
@@ -88,25 +98,30 @@ class Findings:
     def add_divergent(self, waiting: Waiting) -> None:
         """Count a divergence for a finding that may explain it, and let it wait for its turn."""
         coarse = waiting.coarse
-        self._unexplained[coarse] += waiting.is_generated
+        self.unexplained[coarse] += waiting.is_generated
         explained = self.explanation(coarse, waiting.enabling)
         if explained is not None:
             self.count(waiting, explained)
         if len(self.waiting[coarse]) < WAITING_MAX:
             self.waiting[coarse].append(waiting)
+            waiting.number = self.next_number
+            self.changed[waiting.number] = waiting
+            self.next_number += 1
         elif explained is None and waiting.is_generated:
-            self._not_kept[coarse][waiting.enabling] += 1
+            self.not_kept[coarse][waiting.enabling] += 1
 
     def count(self, waiting: Waiting, fine: str) -> None:
         """The program is one of that finding's."""
         if not waiting.is_generated or waiting.counted == fine:
             return
         if waiting.counted is None:
-            self._unexplained[waiting.coarse] -= 1
+            self.unexplained[waiting.coarse] -= 1
         else:  # it was not that finding after all
             self._see(waiting.counted, -1)
         self._see(fine, 1)
         waiting.counted = fine
+        if waiting.number is not None:
+            self.changed[waiting.number] = waiting
 
     def _see(self, fine: str, programs: int) -> None:
         finding = self.by_signature[fine]
@@ -133,10 +148,23 @@ class Findings:
         wave = sorted(ranked)[:most]
         entries = [self.waiting[coarse][place] for _, coarse, place in wave]
         for _, coarse, place in sorted(wave, reverse=True, key=lambda entry: entry[2]):
-            if self.explanation(coarse, self.waiting[coarse].pop(place).enabling) is not None:
-                self.explained_reductions[coarse] += 1
+            entry = self.waiting[coarse].pop(place)
+            entry.is_explained = self.explanation(coarse, entry.enabling) is not None
         self._wave = entries
-        return entries
+        return list(entries)
+
+    def finish(self, waiting: Waiting) -> None:
+        """A divergence of the wave was reduced, and what came of it was taken over."""
+        self.explained_reductions[waiting.coarse] += waiting.is_explained
+        self._wave = [entry for entry in self._wave if entry is not waiting]
+        if waiting.number is not None:
+            self.changed.pop(waiting.number, None)
+            self.finished.append(waiting.number)
+            waiting.number = None
+
+    def see_again(self, fine: str) -> None:
+        """A finding's own program diverged as before."""
+        self.by_signature[fine] = msgspec.structs.replace(self.by_signature[fine], last_seen=now())
 
     def add_finding(self, waiting: Waiting, finding: Finding, enabling: frozenset[str]) -> None:
         """A new finding, which a divergence was reduced to; programs that wait without an explanation and have all its operations count
@@ -148,15 +176,15 @@ class Findings:
         for other in self.waiting[coarse]:
             if other.counted is None and enabling <= other.enabling:
                 self.count(other, finding.signature)
-        explained = [operations for operations in self._not_kept[coarse] if enabling <= operations]
-        for programs in [self._not_kept[coarse].pop(operations) for operations in explained]:
-            self._unexplained[coarse] -= programs
+        explained = [operations for operations in self.not_kept[coarse] if enabling <= operations]
+        for programs in [self.not_kept[coarse].pop(operations) for operations in explained]:
+            self.unexplained[coarse] -= programs
             self._see(finding.signature, programs)
 
     def unreduced(self) -> tuple[Unreduced, ...]:
         """The divergent programs that count for no finding, by coarse signature, each with the smallest that is at hand."""
         left = []
-        for coarse, programs in sorted(self._unexplained.items()):
+        for coarse, programs in sorted(self.unexplained.items()):
             if programs:
                 kept = [entry for entry in (*self.waiting[coarse], *self._wave) if entry.coarse == coarse and entry.counted is None]
                 texts = [program_line(entry.trial.program) for entry in kept]

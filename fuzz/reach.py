@@ -204,6 +204,12 @@ class Atlas:
             self.counts[table].update(counts)
         self.abilities.update(reached.abilities)
 
+    def take_up(self, reach: Reach, abilities: Iterable[str]) -> None:
+        """Go on from what was reached before; its cells at zero are none that were reached."""
+        for table, counts in reach.cells.items():
+            self.counts[table].update({cell: number for cell, number in counts.items() if number})
+        self.abilities.update(abilities)
+
     def reach(self) -> Reach:
         """All cells that could have been reached, and how often they were; also what was reached beside them."""
         possible = cells(frozenset(self.abilities)) if self.abilities else {}
@@ -231,6 +237,21 @@ class ReachCounter:
         """Count the operations of one run, as far as it came."""
         self.capabilities.update(run.sessions or (run.capabilities,))
         _Walk(self, program, run).walk(program.operations, run.steps)
+
+    def add_and_name_new(self, program: Program, run: Run) -> tuple[tuple[str, str], ...]:
+        """Count one run; the cells, as table and name, that nothing had reached before it."""
+        counts = (self.answers, self.edges, self.pairs, self.states)
+        before = [numbers.copy() for numbers in counts]
+        self.add(program, run)
+        if all(now.count(0) == then.count(0) for now, then in zip(counts, before, strict=True)):
+            return ()
+        new = [
+            cell
+            for names, now, then in zip(_cell_names(), counts, before, strict=True)
+            for cell, number, earlier in zip(names, now, then, strict=True)
+            if number and not earlier and cell is not None
+        ]
+        return tuple(new)
 
     @property
     def outcomes(self) -> dict[str, dict[str, int]]:
@@ -266,6 +287,15 @@ class ReachCounter:
         if abilities and self.poison:
             abilities |= {"poison"}
         return Reached(counts, tuple(sorted(abilities)))
+
+
+@lru_cache(maxsize=1)
+def _cell_names() -> tuple[tuple[tuple[str, str] | None, ...], ...]:
+    """Table and name of every count of a ReachCounter: answers, edges, pairs, states; None where it is no cell."""
+    answers = [None if word in ("skipped", UNDECLARED) else ("answers", f"{name} {word}") for name in OPERATION_NAMES for word in _WORDS]
+    pairs = [("pairs", _pair(before, name)) for before in (*OPERATION_NAMES, FIRST) for name in OPERATION_NAMES]
+    states = [(table, role) for role in ROLES for table in STATE_TABLES]
+    return tuple(answers), tuple(("edges", name) for name in _EDGES), tuple(pairs), tuple(states)
 
 
 def _rows(numbers: list[int], width: int) -> list[list[int]]:

@@ -70,6 +70,7 @@ class Sandbox:
         self.target_name = target_name
         self.program_seconds_max = program_seconds_max
         self._batch = 0
+        self._is_busy = False  # also after an interrupt: then nobody waits for what is being done
         self._folder = tempfile.TemporaryDirectory(prefix="statedrift-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         self._place = (folder / "place").open("w+b", buffering=0)
@@ -181,9 +182,11 @@ class Sandbox:
         manners = manners or [PLAIN] * len(programs)
         texts = list(map(program_text, programs))
         results: list[Run | Death | Failed] = []
+        self._is_busy = True
         while (done := len(results)) < len(programs):
             self._in_flight.write_text("\n".join(texts[done:]))
             results += self._run_until_death(programs[done:], manners[done:])
+        self._is_busy = False
         return results
 
     def _run_until_death(self, programs: Sequence[Program], manners: Sequence[Manner]) -> list[Run | Death | Failed]:
@@ -302,7 +305,7 @@ class Sandbox:
     def close(self) -> None:
         """End the child process and remove its files."""
         if hasattr(self, "_process") and not self._log.closed:
-            self._end(CLOSE_SECONDS_MAX)
+            self._end(0 if self._is_busy else CLOSE_SECONDS_MAX)
         self._log.close()
         self._place.close()
         self._folder.cleanup()

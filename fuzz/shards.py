@@ -24,6 +24,7 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
 from ..spec.programs import Program, program_line
 from ..store.campaigns import Context, Noise
+from .corpus import Example, count_with_examples
 from .generation import generate, model_for
 from .pair import open_bench
 from .profiles import PROFILES, SWARM
@@ -36,7 +37,8 @@ YOUNG_OBJECTS_MAX = 20_000
 
 
 class ShardTask(msgspec.Struct, frozen=True):
-    """Which shard: of which seed, with which number, how many of its programs, what they are steered away from, and of which profile."""
+    """Which shard: of which seed, with which number, how many of its programs, what they are steered away from, of which profile, and from
+    which of its programs on."""
 
     seed: int
     shard: int
@@ -44,10 +46,11 @@ class ShardTask(msgspec.Struct, frozen=True):
     count: int = SHARD_PROGRAMS
     known: tuple[Context, ...] = ()
     profile: str = SWARM
+    first: int = 0
 
 
 class Divergent(msgspec.Struct, frozen=True):
-    """A program of a shard that diverged."""
+    """A program of a shard that diverged; its number among those that were run."""
 
     number: int
     trial: Trial
@@ -62,6 +65,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     seconds_* of wall time
     inspected  states that were compared
     reached  what the programs reached
+    examples  the smallest right programs for the cells that they reached
     """
 
     shard: int
@@ -76,6 +80,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     seconds_judging: float
     inspected: int = 0
     reached: Reached = NOTHING_REACHED
+    examples: tuple[Example, ...] = ()
 
 
 def number_of(*parts: object) -> int:
@@ -90,26 +95,30 @@ def shard_model(seed: int, shard: int, families: Sequence[str]) -> Model:
 
 
 def shard_programs(
-    seed: int, shard: int, families: Sequence[str], count: int = SHARD_PROGRAMS, known: Sequence[Context] = (), profile: str = SWARM
+    seed: int,
+    shard: int,
+    families: Sequence[str],
+    count: int = SHARD_PROGRAMS,
+    known: Sequence[Context] = (),
+    profile: str = SWARM,
+    first: int = 0,
 ) -> list[Program]:
-    """The first `count` programs of a shard; `known`: what they are steered away from, where it is of their family and the profile is
-    `swarm`. Raises UsageError for an unknown profile."""
+    """`count` programs of a shard from number `first` on; `known`: what they are steered away from, where it is of their family and the
+    profile is `swarm`. Raises UsageError for an unknown profile."""
     model = shard_model(seed, shard, families)
     avoided = [context.operations for context in known if context.family == model.family]
-    return [generate(number_of(seed, shard, number), model, profile, avoided) for number in range(count)]
+    return [generate(number_of(seed, shard, number), model, profile, avoided) for number in range(first, first + count)]
 
 
 def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
     """Generate, run and judge a shard's programs."""
     started = perf_counter()
-    programs = shard_programs(task.seed, task.shard, task.families, task.count, task.known, task.profile)
+    programs = shard_programs(task.seed, task.shard, task.families, task.count, task.known, task.profile, task.first)
     generated = perf_counter()
     running, judging = bench.spent.running, bench.spent.judging
     trials = bench.try_programs(programs)
     counter = ReachCounter(bench.target.poison)
-    for trial in trials:
-        if trial.run is not None:
-            counter.add(trial.program, trial.run)
+    examples = count_with_examples(counter, trials)
     outcomes = counter.outcomes
     return ShardResult(
         task.shard,
@@ -128,6 +137,7 @@ def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
         bench.spent.judging - judging,
         sum(len(trial.run.inspections) for trial in trials if trial.run),
         counter.reached(),
+        examples,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from time import monotonic
 from typing import Protocol
 
@@ -140,8 +140,14 @@ class Pool:
 @contextlib.contextmanager
 def open_pool(jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes) -> Iterator[Pool]:
     """A pool of `jobs` processes, each with a bench of its own; the arguments are those of `start_worker`."""
+    others = set(active_children())
     with ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise)) as executor:
-        yield Pool(executor, jobs)
+        try:
+            yield Pool(executor, jobs)
+        except BaseException:  # whoever wants to end does not wait for what is being done
+            for process in set(active_children()) - others:
+                process.kill()
+            raise
 
 
 @contextlib.contextmanager

@@ -403,6 +403,8 @@ def account_text(account: Account) -> str:
     )
     kinds = [f"{kind} {account.verdicts[kind]:,}" for kind in VERDICT_KINDS if account.verdicts.get(kind)]
     lines += wrapped("verdicts     " + (" · ".join(kinds) if kinds else "none"), " " * 13)
+    if account.replayed is not None:
+        lines += wrapped("went on      " + replayed_words(account), " " * 13)
     if account.against is not None:
         lines.append(f"agreed       in {account.verdicts.get('ok', 0):,} of {plural(account.programs, 'program')}")
     if account.inspected is not None:
@@ -424,6 +426,8 @@ def account_text(account: Account) -> str:
     for left in account.unreduced:
         gaps += wrapped(f"not reduced: {plural(left.programs, 'program')} with {left.signature}", "  ")
         gaps += wrapped(f"  {left.program}", "    ") if left.program else []
+    for signature in account.replayed.gone if account.replayed is not None else ():
+        gaps += wrapped(f"not reproduced any more: {signature}", "  ")
     for reason, text in account.not_judged:
         gaps += wrapped(f"not judged: {reason}", "  ") + wrapped(f"  {text}", "    ")
     for family, reason in account.could_not_test.items():
@@ -436,6 +440,19 @@ def account_text(account: Account) -> str:
             "that nothing was found means nothing (`statedrift doctor` looks closer)", "  "
         )  # fmt: skip
     return "\n".join([*lines, *([""] if gaps else []), *gaps]) + "\n"
+
+
+def replayed_words(account: Account) -> str:
+    """What a campaign that went on tried again, e.g. "in run 3, after 12 findings (1 not reproduced any more) and 210 programs of the corpus"."""
+    replayed = account.replayed
+    assert replayed is not None
+    words = f"in run {account.runs:,}, after {plural(replayed.findings, 'finding')}"
+    if replayed.gone:
+        words += f" ({len(replayed.gone):,} not reproduced any more)"
+    words += f" and {plural(replayed.corpus, 'program')} of the corpus"
+    if replayed.corpus_diverged:
+        words += f" ({replayed.corpus_diverged:,} of which had been right, and diverged)"
+    return words + (f"; the version before was {replayed.version_before}" if replayed.version_before is not None else "")
 
 
 def verdict_sentence(campaign: Campaign) -> str:
@@ -451,6 +468,8 @@ def verdict_sentence(campaign: Campaign) -> str:
     sentence = (f"{plural(count, 'divergence')}" if count else "no divergence") + f" in {programs}"
     if undocumented:
         sentence += f"; {undocumented} of them only in uses that the target's own documentation does not promise"
+    if account.replayed is not None and account.replayed.gone:
+        sentence += f"; {len(account.replayed.gone):,} of them not reproduced any more"
     if unreduced:
         sentence += f"; {plural(unreduced, 'divergent program')} not reduced"
     return sentence + _could_not_test(account)

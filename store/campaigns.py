@@ -1,17 +1,22 @@
-"""The account of a campaign: what was run, how it ended, and where its findings are.
+"""A campaign as it is kept: its account (what was run, how it ended), its findings, and what it needs to go on.
 
 Rules
-- `campaign.json` is the account; `findings/` holds one folder a finding.
+- `campaign.sqlite` holds all of it (database.py); `findings/` shows one folder a finding to people. keeping.py writes, this file reads.
 - An account says what was not run: families that could not be tested, operations that were never executed.
+- What is read is validated first: a row that is not as it should be is a clear error.
 """
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ..spec.errors import UsageError
-from .files import write_whole
-from .findings import Amount, Count, Finding, Oracle, read_finding
+from .database import DATABASE_FILE, damaged, explained, read_database
+from .findings import Amount, Count, Finding, Oracle, checked_finding
 
 FORMAT = 1
 
@@ -96,8 +101,25 @@ def is_mostly_known(verdicts: dict[str, int]) -> bool:
     return verdicts.get("unknown", 0) <= max(1.0, UNKNOWN_SHARE_MAX * sum(verdicts.values()))
 
 
+class Replayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was tried again, before anything new, by a campaign that went on.
+
+    findings        how many of those that it had
+    gone            signatures of the ones that did not diverge as before, and were not met again since (sorted)
+    corpus          programs of the corpus
+    corpus_diverged of them, the ones that had been right and diverged now; they count as programs of the campaign
+    version_before  what was driven before, where it was another version
+    """
+
+    findings: Count = 0
+    gone: tuple[str, ...] = ()
+    corpus: Count = 0
+    corpus_diverged: Count = 0
+    version_before: str | None = None
+
+
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a campaign did.
+    """What a campaign did, in all runs of the command together; jobs, version, noise and `complete` are those of the newest.
 
     outcomes        operation name -> outcome word -> count
     verdicts        verdict kind -> programs
@@ -114,6 +136,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     canary          None: not watched (an account of an older version)
     profile         which kind of programs was drawn
     ended_by        why it went no further, where the target could not be used any more; None: it came to its end, or was stopped
+    runs            of the command
+    replayed        None: it began anew
     """
 
     target: str
@@ -146,6 +170,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: str = "swarm"
     ended_by: str | None = None
     format: int = FORMAT
+    runs: Count = 1
+    replayed: Replayed | None = None
 
 
 class Campaign(msgspec.Struct, frozen=True):
@@ -156,41 +182,156 @@ class Campaign(msgspec.Struct, frozen=True):
     not_written: str = ""
 
 
-ACCOUNT_FILE = "campaign.json"
 FINDINGS_FOLDER = "findings"
 
 
-def prepare_folder(folder: Path) -> None:
-    """Make sure that a campaign can be written to `folder`. Raises UsageError when it cannot, or when it holds something else."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; --out needs a folder")
-    try:
-        is_empty = not folder.is_dir() or not any(folder.iterdir())
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}; choose another --out") from None
-    if not is_empty:
-        raise UsageError(f"{folder} is not empty; choose another --out for a new campaign")
-    write_whole(folder / ".probe", b"")
-    (folder / ".probe").unlink()
+# --- what a campaign needs to go on ------------------------------------------------------------------------------------------
 
 
-def write_account(folder: Path, account: Account) -> None:
-    """Write the account of a campaign. Raises UsageError when it cannot be written."""
-    write_whole(folder / ACCOUNT_FILE, msgspec.json.format(msgspec.json.encode(account), indent=1))
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings that say which programs a campaign draws, and how they are judged: those of Settings (fuzz/campaign.py) without budget
+    and jobs. Another version of the target is the same campaign."""
+
+    target: str
+    families: tuple[str, ...]
+    seed: Count
+    profile: str
+    against: str | None
+    inspect: bool
+    oracle: Oracle
+    steer: bool
+
+
+class NotKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Divergent programs beyond those that can wait: how many, by the operations that they have (sorted)."""
+
+    coarse: str
+    enabling: tuple[str, ...]
+    programs: Count
+
+
+class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a campaign has to know beside its account to go on.
+
+    position     programs that were drawn and merged; the next one is the first of what was never used
+    learned      the shard at which what is known was last taken over for a round; None: at none
+    abilities    of all sessions together (fuzz/reach.py)
+    unexplained  coarse signature -> programs that count for no finding
+    not_kept     of those, the ones that no row stands for
+    reductions   coarse signature -> reductions of what a finding may explain
+    """
+
+    position: Count = 0
+    learned: Count | None = None
+    abilities: tuple[str, ...] = ()
+    unexplained: dict[str, Count] = {}
+    not_kept: tuple[NotKept, ...] = ()
+    reductions: dict[str, Count] = {}
+
+
+class WaitingRow(msgspec.Struct, frozen=True):
+    """A divergence that waits; `program` is its text on one line, `trial` MessagePack."""
+
+    number: int
+    coarse: str
+    program_number: int
+    seconds: float
+    first_seen: str
+    is_generated: bool
+    counted: str | None
+    program: str
+    trial: bytes
+
+
+class FindingRow(msgspec.Struct, frozen=True):
+    """A finding, the coarse signature that it was found under, and its script."""
+
+    finding: Finding
+    coarse: str
+    script: str | None
+
+
+class CorpusRow(msgspec.Struct, frozen=True):
+    """The smallest program that reached a cell of a table, on one line."""
+
+    table: str
+    cell: str
+    operations: int
+    tokens: int
+    program: str
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a folder holds of a campaign."""
+
+    identity: Identity
+    account: Account
+    tally: Tally
+    findings: tuple[FindingRow, ...]
+    waiting: tuple[WaitingRow, ...]
+    corpus: tuple[CorpusRow, ...]
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------------
+
+
+def read_kept(folder: Path) -> Kept | None:
+    """What a folder's database holds; None where a run began and nothing was kept of it yet. Raises UsageError when it cannot be used."""
+    path = folder / DATABASE_FILE
+    with closing(read_database(path)) as connection, explained(path, "read"):
+        identity = _get(path, connection, "settings", Identity)
+        account = _get(path, connection, "account", Account)
+        tally = _get(path, connection, "tally", Tally)
+        if identity is None or account is None or tally is None:
+            return None
+        rows = connection.execute("SELECT body, coarse, script FROM findings ORDER BY number")
+        return Kept(
+            identity,
+            account,
+            tally,
+            tuple(FindingRow(checked_finding(body.encode(), str(path)), coarse, script) for body, coarse, script in rows),
+            tuple(_waiting(connection)),
+            tuple(_corpus(connection)),
+        )
 
 
 def read_campaign(folder: Path) -> Campaign:
-    """Read a campaign's folder. Raises UsageError when it is none, or a file in it is damaged."""
-    path = folder / ACCOUNT_FILE
-    if not path.is_file():
-        raise UsageError(f"{folder} is no campaign: it has no {ACCOUNT_FILE}; `statedrift fuzz --out {folder}` makes one")
+    """Read a campaign's folder, also of one that is running. Raises UsageError when it is none, or its database cannot be used."""
+    if not (folder / DATABASE_FILE).is_file():
+        raise UsageError(f"{folder} is no campaign: it has no {DATABASE_FILE}; `statedrift fuzz --out {folder}` makes one")
+    kept = read_kept(folder)
+    if kept is None:
+        raise UsageError(f"{folder} holds a campaign that has only begun; look again when its first programs have run")
+    account = msgspec.structs.replace(kept.account, unreduced=_unreduced(kept))
+    findings = sorted((row.finding for row in kept.findings), key=lambda finding: (finding.found_after_programs, finding.signature))
+    return Campaign(account, tuple(findings))
+
+
+def _unreduced(kept: Kept) -> tuple[Unreduced, ...]:
+    """The divergent programs that count for no finding, by coarse signature, each with the smallest that waits."""
+    left = []
+    for coarse, programs in sorted(kept.tally.unexplained.items()):
+        texts = [row.program for row in kept.waiting if row.coarse == coarse and row.counted is None]
+        if programs:
+            left.append(Unreduced(coarse, programs, min(texts, key=lambda text: (len(text), text), default="")))
+    return tuple(left)
+
+
+def _get(path: Path, connection: sqlite3.Connection, name: str, kind: type[Any]) -> Any:
+    row = connection.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
     try:
-        account = msgspec.json.decode(path.read_bytes(), type=Account)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path} is damaged or of another version: {error}") from None
-    if account.format != FORMAT:
-        raise UsageError(f"{path} has format {account.format}; this version reads format {FORMAT}")
-    findings = [read_finding(file) for file in sorted((folder / FINDINGS_FOLDER).glob("*/finding.json"))]
-    return Campaign(account, tuple(sorted(findings, key=lambda finding: (finding.found_after_programs, finding.signature))))
+        return None if row is None else msgspec.json.decode(row[0], type=kind)
+    except msgspec.MsgspecError as error:
+        raise UsageError(damaged(path, f"its {name}: {error}")) from None
+
+
+def _waiting(connection: sqlite3.Connection) -> Iterator[WaitingRow]:
+    columns = "number, coarse, program_number, seconds, first_seen, is_generated, counted, program, trial"
+    for row in connection.execute(f"SELECT {columns} FROM waiting ORDER BY number"):
+        number, coarse, program_number, seconds, first_seen, is_generated, counted, program, trial = row
+        yield WaitingRow(number, coarse, program_number, seconds, first_seen, bool(is_generated), counted, program, trial)
+
+
+def _corpus(connection: sqlite3.Connection) -> Iterator[CorpusRow]:
+    for values in connection.execute("SELECT kind, cell, operations, tokens, program FROM corpus ORDER BY kind, cell"):
+        yield CorpusRow(*values)

@@ -3,7 +3,7 @@
 Rules
 - A finding's folder is `<kind>-<first 6 digits of the program's id>`, with `program.drift`, `finding.json` and `repro.py` (which a
   difference between two targets does not have).
-- `finding.json` carries `"format": 1`; reading validates it.
+- `finding.json` carries `"format": 1`; it is the row of the campaign's database, for people. What is read from there is validated.
 """
 
 from pathlib import Path
@@ -98,18 +98,16 @@ def write_finding(folder: Path, finding: Finding, script: str | None) -> Path:
     return own
 
 
-def read_finding(path: Path) -> Finding:
-    """Read one finding.json. Raises UsageError that names the file and what is wrong with it."""
+def checked_finding(data: bytes, where: str) -> Finding:
+    """The finding in JSON bytes. Raises UsageError that names `where` and what is wrong with it."""
     try:
-        finding = msgspec.json.decode(path.read_bytes(), type=Finding)
+        finding = msgspec.json.decode(data, type=Finding)
         check_program(finding.program)
         check_program(finding.original)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.ValidationError, msgspec.DecodeError, UsageError) as error:
-        raise UsageError(f"{path} is no finding: {error}") from None
+        raise UsageError(f"{where} holds what is no finding: {error}") from None
     if finding.format != FORMAT:
-        raise UsageError(f"{path} has format {finding.format}; this version reads format {FORMAT}")
+        raise UsageError(f"{where} holds a finding of format {finding.format}; this version reads format {FORMAT}")
     if finding.reproduced > finding.reruns:
-        raise UsageError(f"{path} is no finding: it was reproduced {finding.reproduced} times in {finding.reruns} runs")
+        raise UsageError(f"{where} holds what is no finding: it was reproduced {finding.reproduced} times in {finding.reruns} runs")
     return finding

@@ -1,0 +1,170 @@
+"""How a campaign is kept, and how it goes on: between what it knows (known.py, corpus.py) and its folder (store/keeping.py).
+
+Rules
+- What changed since the newest transaction goes into the next one. It counts as kept when that was committed, not before: after a failure
+  everything is tried again at the end.
+- A folder that cannot be written any more ends no campaign.
+- Settings that say which programs are drawn are the same, or it is another campaign.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from ..spec.errors import UsageError
+from ..spec.programs import program_line
+from ..store.campaigns import Account, FindingRow, Identity, Kept, NotKept, Tally, WaitingRow
+from ..store.findings import Finding
+from ..store.keeping import Change, Store
+from .corpus import Corpus
+from .known import Findings, Waiting
+from .signatures import enabling_operations
+from .trial import Trial
+
+
+class Keeper:
+    """Keeps a campaign in its folder, where it has one.
+
+    not_written  why the folder does not hold what it should; empty: it does
+    """
+
+    def __init__(self, store: Store | None, findings: Findings, corpus: Corpus) -> None:
+        self.not_written = ""
+        self.scripts: dict[str, str | None] = {}
+        self._store = store
+        self._findings = findings
+        self._corpus = corpus
+        self._kept: dict[str, Finding] = {}
+
+    def save(self, account: Account, position: int, learned: int | None, abilities: set[str], run: tuple[float, int, str | None]) -> None:
+        """Keep what changed; `run`: seconds and programs of this run of the command, and when it ended, if it did."""
+        if self._store is None or (self.not_written and run[2] is None):
+            return
+        findings = self._findings
+        changed = [finding for finding in findings.by_signature.values() if self._kept.get(finding.signature) is not finding]
+        coarse_of = {fine: coarse for coarse, known in findings.enabling.items() for _, fine in known}
+        rows = [FindingRow(finding, coarse_of[finding.signature], self.scripts.get(finding.signature)) for finding in changed]
+        waiting = [_row(entry) for entry in findings.changed.values()]
+        change = Change(
+            account, _tally(position, learned, abilities, findings), rows, waiting, findings.finished, self._corpus.changed_rows()
+        )
+        self._written(lambda store: store.save(change, *run))
+        if not self.not_written:
+            self._kept.update((finding.signature, finding) for finding in changed)
+            findings.changed.clear()
+            findings.finished.clear()
+            self._corpus.changed.clear()
+
+    def write_folder(self, finding: Finding, coarse: str) -> None:
+        """Show a finding to people, in a folder of its own."""
+        if not self.not_written:
+            row = FindingRow(finding, coarse, self.scripts.get(finding.signature))
+            self._written(lambda store: store.write_folders([row]))
+
+    def write_folders(self) -> None:
+        """Bring the folders of all findings up to date."""
+        for finding in self._findings.by_signature.values():
+            self.write_folder(finding, "")
+
+    def _written(self, write: Callable[[Store], None]) -> None:
+        if self._store is None:
+            return
+        try:
+            write(self._store)
+            self.not_written = ""
+        except UsageError as error:
+            self.not_written = str(error)
+
+    def take_up(self, kept: Kept) -> None:
+        """Go on from what was kept. Raises UsageError when it cannot be read."""
+        findings = self._findings
+        for row in kept.findings:
+            finding = row.finding
+            findings.by_signature[finding.signature] = self._kept[finding.signature] = finding
+            findings.enabling[row.coarse].append((enabling_operations(finding.program, finding.verdict), finding.signature))
+            self.scripts[finding.signature] = row.script
+        for waiting in kept.waiting:
+            findings.waiting[waiting.coarse].append(_waiting(waiting))
+            findings.next_number = waiting.number + 1
+        findings.unexplained.update(kept.tally.unexplained)
+        findings.explained_reductions.update(kept.tally.reductions)
+        for entry in kept.tally.not_kept:
+            findings.not_kept[entry.coarse][frozenset(entry.enabling)] += entry.programs
+        self._corpus.take_up(kept.corpus)
+
+
+def _tally(position: int, learned: int | None, abilities: set[str], findings: Findings) -> Tally:
+    not_kept = [
+        NotKept(coarse, tuple(sorted(enabling)), programs)
+        for coarse, counts in findings.not_kept.items()
+        for enabling, programs in counts.items()
+    ]
+    return Tally(
+        position,
+        learned,
+        tuple(sorted(abilities)),
+        {coarse: programs for coarse, programs in findings.unexplained.items() if programs},
+        tuple(not_kept),
+        dict(findings.explained_reductions),
+    )
+
+
+def _row(waiting: Waiting) -> WaitingRow:
+    assert waiting.number is not None
+    return WaitingRow(
+        waiting.number,
+        waiting.coarse,
+        waiting.program_number,
+        waiting.seconds,
+        waiting.first_seen,
+        waiting.is_generated,
+        waiting.counted,
+        program_line(waiting.trial.program),
+        msgspec.msgpack.encode(waiting.trial),
+    )
+
+
+def _waiting(row: WaitingRow) -> Waiting:
+    try:
+        trial = msgspec.msgpack.decode(row.trial, type=Trial)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"a divergence that waits in this campaign cannot be read ({row.program}): {error}") from None
+    enabling = enabling_operations(trial.program, trial.verdict)
+    return Waiting(row.program_number, row.seconds, row.first_seen, trial, enabling, row.is_generated, row.counted, row.number)
+
+
+_NAMES = {
+    "target": "--target",
+    "families": "--family",
+    "seed": "--seed",
+    "profile": "--profile",
+    "against": "--against",
+    "inspect": "--inspect",
+    "oracle": "--oracle",
+    "steer": "steering",
+}
+
+
+def check_same(kept: Identity, asked: Identity, folder: object) -> None:
+    """Raise UsageError, naming what differs, when a folder holds a campaign of other settings."""
+    differing = [
+        f"{word} {_said(getattr(kept, name))} (now {_said(getattr(asked, name))})"
+        for name, word in _NAMES.items()
+        if getattr(kept, name) != getattr(asked, name)
+    ]
+    if differing:
+        raise UsageError(
+            f"{folder} holds a campaign with other settings: {'; '.join(differing)}. Give the same to go on, --fresh to start over beside it, or another --out"
+        )
+
+
+def _said(value: object) -> str:
+    match value:
+        case tuple():
+            return ", ".join(map(str, value))
+        case None | False:
+            return "not given"
+        case True:
+            return "given"
+        case _:
+            return str(value)
