@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from statedrift.spec.programs import parse_program, program_id
+from statedrift.store.campaigns import read_campaign
 
 CANARY = "statedrift.fuzz.canary:FREQUENT"
 ROLLED_BACK = "model lfm2 seed=0; decode 0:10; decode 0:4; rollback 0 2; decode 0:1/1"
@@ -76,7 +77,7 @@ def test_a_broken_target_is_found_out_by_its_own_recompute(self_judged: tuple[Pa
     folder, done = self_judged
     assert done.returncode == 1, done.stderr
     assert "judged by its own recompute" in " ".join(done.stdout.split())
-    assert json.loads((folder / "runs" / "own" / "campaign.json").read_text())["oracle"] == "engine"
+    assert read_campaign(folder / "runs" / "own").account.oracle == "engine"
     (script, *_) = sorted((folder / "runs" / "own" / "findings").glob("wrong-output-*/repro.py"))
     assert '"--oracle", "engine"' in script.read_text()
     assert json.loads((script.parent / "finding.json").read_text())["oracle"] == "engine"

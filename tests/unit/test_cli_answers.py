@@ -2,8 +2,9 @@
 
 import json
 import math
-import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -22,10 +23,12 @@ from statedrift.spec.families import FAMILIES
 from statedrift.spec.programs import parse_program, program_id
 from statedrift.spec.target import Capabilities
 from statedrift.spec.verdicts import DIVERGENCE_KINDS, Verdict, VerdictKind
-from statedrift.store.campaigns import Account, Campaign, write_account
-from statedrift.store.findings import Finding, write_finding
+from statedrift.store.campaigns import Account, Campaign
+from statedrift.store.findings import Finding
 from statedrift.targets.llamacpp import TARGET as LLAMACPP
 from statedrift.targets.numba import TARGET as NUMBA
+
+from tests.kept_campaign import keep_campaign
 
 PROGRAM = parse_program("model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1/1")
 ACCOUNT = Account(
@@ -214,10 +217,7 @@ def test_an_undocumented_use_is_followed_by_what_the_documentation_says(
 
 @pytest.fixture
 def campaign(tmp_path: Path) -> Path:
-    folder = tmp_path / "campaign"
-    write_account(folder, ACCOUNT)
-    write_finding(folder / "findings", FINDING, None)
-    return folder
+    return keep_campaign(tmp_path / "campaign", ACCOUNT, [FINDING])
 
 
 def test_a_report_says_what_it_wrote(campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,18 +263,21 @@ def test_a_used_folder_is_not_suggested_for_a_campaign(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value"),
-    [("campaign.json", "programs", -1), ("campaign.json", "seconds", -0.5), ("*/*/finding.json", "reproduced", 11)],
+    ("place", "key", "value"),
+    [
+        ("state SET value = json_set(value, '$.programs', ?)", "programs", -1),
+        ("state SET value = json_set(value, '$.seconds', ?)", "seconds", -0.5),
+        ("findings SET body = json_set(body, '$.reproduced', ?)", "reproduced", 11),
+    ],
 )
-def test_impossible_numbers_of_an_edited_file_are_named(
-    file: str, key: str, value: float, campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_impossible_numbers_of_an_edited_database_are_named(
+    place: str, key: str, value: float, campaign: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(campaign, tmp_path / "edited")
-    (path,) = folder.glob(file)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    assert application.run(["report", str(folder)]) == 2
+    with closing(sqlite3.connect(campaign / "campaign.sqlite")) as connection, connection:
+        connection.execute(f"UPDATE {place}" + " WHERE name = 'account'" * place.startswith("state"), (value,))
+    assert application.run(["report", str(campaign)]) == 2
     said = capsys.readouterr().err
-    assert path.name in said
+    assert "campaign.sqlite" in said
     assert key in said
 
 

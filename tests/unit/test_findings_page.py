@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from statedrift.spec.programs import parse_program
 from statedrift.spec.verdicts import Verdict
-from statedrift.store.campaigns import FINDINGS_FOLDER, Account, write_account
-from statedrift.store.findings import Finding, write_finding
+from statedrift.store.campaigns import Account
+from statedrift.store.findings import Finding
+
+from tests.kept_campaign import keep_campaign
 
 PAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "findings_llamacpp.py"
 VERSION = "llama-cpp-python 0.0.0 (llama.cpp of a test)"
@@ -50,10 +52,7 @@ def finding(family: str, text: str = "decode 0:3; decode 0:1; rollback 0 3; deco
 
 
 def folder_of(path: Path, own: Account, findings: list[Finding]) -> Path:
-    write_account(path, own)
-    for entry in findings:
-        write_finding(path / FINDINGS_FOLDER, entry, None)
-    return path
+    return keep_campaign(path, own, findings)
 
 
 def test_a_signature_is_one_row_over_all_families(page: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

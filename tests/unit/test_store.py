@@ -1,6 +1,7 @@
 """Campaigns and findings on disk: what is written is read back, and nothing else is taken for it."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -8,9 +9,25 @@ import pytest
 from statedrift.spec.errors import UsageError
 from statedrift.spec.programs import parse_program, program_text
 from statedrift.spec.verdicts import ACCEPTED, Verdict
-from statedrift.store.campaigns import Account, Campaign, Canary, Noise, Reach, prepare_folder, read_campaign, write_account
+from statedrift.store.campaigns import (
+    Account,
+    Campaign,
+    Canary,
+    CorpusRow,
+    FindingRow,
+    Noise,
+    Reach,
+    Tally,
+    Unreduced,
+    WaitingRow,
+    read_campaign,
+    read_kept,
+)  # fmt: skip
 from statedrift.store.files import write_whole
-from statedrift.store.findings import Answer, Finding, folder_name, read_finding, write_finding
+from statedrift.store.findings import Answer, Finding, checked_finding, folder_name, write_finding
+from statedrift.store.keeping import Change, Store, fresh_folder
+
+from tests.kept_campaign import identity_of, keep_campaign
 
 PROGRAM = parse_program("model lfm2 seed=0; decode 0:2; rollback 0 1; decode 0:1")
 FINDING = Finding(
@@ -60,48 +77,73 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def write_campaign(folder: Path) -> Path:
-    """A campaign with one finding; the path of its finding.json."""
-    prepare_folder(folder)
-    write_account(folder, ACCOUNT)
-    return write_finding(folder / "findings", FINDING, "print('here')\n") / "finding.json"
-
-
 def test_a_campaign_is_read_back_as_it_was(tmp_path: Path) -> None:
-    write_campaign(tmp_path / "run")
+    keep_campaign(tmp_path / "run", ACCOUNT, [FINDING])
     assert read_campaign(tmp_path / "run") == Campaign(ACCOUNT, (FINDING,))
 
 
 def test_a_campaign_without_findings_is_read_back(tmp_path: Path) -> None:
-    write_account(tmp_path, ACCOUNT)
+    keep_campaign(tmp_path, ACCOUNT)
     assert read_campaign(tmp_path) == Campaign(ACCOUNT, ())
-
-
-def test_an_account_of_a_version_that_counted_no_reach_and_watched_no_canary_is_read(tmp_path: Path) -> None:
-    write_account(tmp_path, ACCOUNT)
-    path = tmp_path / "campaign.json"
-    older = msgspec.json.decode(path.read_bytes())
-    del older["reach"], older["canary"]
-    path.write_bytes(msgspec.json.encode(older))
-    account = read_campaign(tmp_path).account
-    assert (account.reach, account.canary) == (None, None)
 
 
 def test_reach_and_canary_are_read_back_as_they_were(tmp_path: Path) -> None:
     counted = msgspec.structs.replace(
         ACCOUNT, reach=Reach({"edges": {"decode of 1": 3, "start dirty": 0}}, ("divide",)), canary=Canary(64, 1)
     )
-    write_account(tmp_path, counted)
+    keep_campaign(tmp_path, counted)
     assert read_campaign(tmp_path).account == counted
 
 
 def test_findings_are_read_in_the_order_in_which_they_were_found(tmp_path: Path) -> None:
-    write_campaign(tmp_path)
     earlier = msgspec.structs.replace(
-        FINDING, program=parse_program("model lfm2 seed=0; keep 0"), found_after_programs=2, verdict=Verdict("bad-refusal", 0)
+        FINDING,
+        signature="another",
+        program=parse_program("model lfm2 seed=0; keep 0"),
+        found_after_programs=2,
+        verdict=Verdict("bad-refusal", 0),
     )
-    write_finding(tmp_path / "findings", earlier, None)
+    keep_campaign(tmp_path, ACCOUNT, [FINDING, earlier])
     assert read_campaign(tmp_path).findings == (earlier, FINDING)
+
+
+def waiting(number: int, program: str, counted: str | None = None, is_generated: bool = True) -> WaitingRow:
+    return WaitingRow(number, "coarse", 7, 1.5, ACCOUNT.started_at, is_generated, counted, program, b"trial")
+
+
+def test_what_waits_is_read_back_in_its_order(tmp_path: Path) -> None:
+    rows = (waiting(3, "a"), waiting(9, "b", is_generated=False), waiting(12, "c", "fine"))
+    corpus = (CorpusRow("edges", "decode of 1", 1, 1, "model lfm2 seed=0; decode 0:1"),)
+    kept = read_kept(keep_campaign(tmp_path, ACCOUNT, [FINDING], rows[::-1], corpus))
+    assert kept is not None
+    assert (kept.waiting, kept.corpus, kept.identity) == (rows, corpus, identity_of(ACCOUNT))
+
+
+def test_what_was_not_reduced_is_said_with_the_shortest_program_that_waits_and_counts_for_nothing(tmp_path: Path) -> None:
+    account = msgspec.structs.replace(ACCOUNT, unreduced=(Unreduced("coarse", 5, ""), Unreduced("none waits", 2, "")))
+    keep_campaign(tmp_path, account, [], [waiting(1, "a long one"), waiting(2, "short"), waiting(3, "less", "fine")])
+    assert read_campaign(tmp_path).account.unreduced == (Unreduced("coarse", 5, "short"), Unreduced("none waits", 2, ""))
+
+
+def test_a_change_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    keep_campaign(tmp_path, ACCOUNT)
+    with closing(Store(tmp_path)) as store:
+        store.begin(identity_of(ACCOUNT), ACCOUNT.started_at, 1, 1.0, None, "own 2")
+        more = msgspec.structs.replace(ACCOUNT, programs=999)
+        impossible = WaitingRow(1, "coarse", 1, 1.0, "", True, None, None, b"")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"campaign\.sqlite cannot be written"):
+            store.save(Change(more, Tally(), [FindingRow(FINDING, "coarse", None)], [impossible]), 1.0, 1)
+    assert read_campaign(tmp_path) == Campaign(ACCOUNT, ())
+
+
+def test_what_is_finished_waits_no_more(tmp_path: Path) -> None:
+    keep_campaign(tmp_path, ACCOUNT, [], [waiting(1, "a"), waiting(2, "b")])
+    with closing(Store(tmp_path)) as store:
+        store.begin(identity_of(ACCOUNT), ACCOUNT.started_at, 1, 1.0, None, "own 2")
+        store.save(Change(ACCOUNT, Tally(), finished=[1]), 1.0, 1)
+    kept = read_kept(tmp_path)
+    assert kept is not None
+    assert [row.number for row in kept.waiting] == [2]
 
 
 def test_the_folder_of_a_finding_is_named_after_its_kind_and_program(tmp_path: Path) -> None:
@@ -110,112 +152,78 @@ def test_the_folder_of_a_finding_is_named_after_its_kind_and_program(tmp_path: P
     assert sorted(files_below(tmp_path)) == [f"wrong-output-5002ed/{name}" for name in ("finding.json", "program.drift", "repro.py")]
     assert parse_program((own / "program.drift").read_text()) == PROGRAM
     assert (own / "program.drift").read_text() == f"# {FINDING.signature}\n# {FINDING.title}\n{program_text(PROGRAM)}"
+    assert checked_finding((own / "finding.json").read_bytes(), "it") == FINDING
 
 
-def test_writing_a_finding_again_without_a_script_leaves_the_script(tmp_path: Path) -> None:
-    write_finding(tmp_path, FINDING, "print('here')\n")
-    own = write_finding(tmp_path, msgspec.structs.replace(FINDING, seen=9), None)
-    assert (own / "repro.py").read_text() == "print('here')\n"
-    assert read_finding(own / "finding.json").seen == 9
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------------
-
-DAMAGES = {
-    "empty": lambda data: b"",
-    "torn": lambda data: data[: len(data) // 2],
-    "one byte short": lambda data: data.rstrip()[:-1],
-    "foreign": lambda data: b'{"name": "something else"}\n',
-    "a list": lambda data: b"[1, 2, 3]",
-    "no text": lambda data: bytes(range(256)),
-    "text that is no UTF-8": lambda data: data.replace(b"own 1", b"own \xff"),
-    "nested without end": lambda data: b"[" * 100_000,
-    "of another format": lambda data: data.replace(b'"format": 1', b'"format": 2'),
-    "with an unknown key": lambda data: data.replace(b'"format": 1', b'"format": 1, "more": 2'),
-    "with a wrong kind": lambda data: data.replace(b'"seed": ', b'"seed": "x", "seed_": ').replace(b'"lfm2"', b"5"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("which", ["campaign.json", "finding.json"])
-def test_a_damaged_file_is_named_and_left_as_it_is(damage: str, which: str, tmp_path: Path) -> None:
-    finding = write_campaign(tmp_path)
-    path = tmp_path / which if which == "campaign.json" else finding
-    damaged = DAMAGES[damage](path.read_bytes())
-    assert damaged != path.read_bytes()
-    path.write_bytes(damaged)
-    before = files_below(tmp_path)
-    with pytest.raises(UsageError, match=which):
-        read_campaign(tmp_path)
-    assert files_below(tmp_path) == before
-
-
-@pytest.mark.parametrize(("old", "new"), [(b'"sequences": [', b'"sequences": [99, '), (b'"family": "lfm2"', b'"family": "gpt"')])
-def test_a_finding_with_an_impossible_program_is_refused(old: bytes, new: bytes, tmp_path: Path) -> None:
-    path = write_campaign(tmp_path)
-    path.write_bytes(path.read_bytes().replace(old, new))
-    with pytest.raises(UsageError, match=r"finding\.json"):
-        read_finding(path)
+@pytest.mark.parametrize(("old", "new"), [(b'"sequences":[', b'"sequences":[99,'), (b'"family":"lfm2"', b'"family":"gpt"')])
+def test_a_finding_with_an_impossible_program_is_refused(old: bytes, new: bytes) -> None:
+    data = msgspec.json.encode(FINDING)
+    assert checked_finding(data, "the database") == FINDING
+    with pytest.raises(UsageError, match="the database holds what is no finding"):
+        checked_finding(data.replace(old, new), "the database")
 
 
 def test_a_folder_that_is_no_campaign_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no campaign: it has no campaign\.json; `statedrift fuzz --out"):
+    with pytest.raises(UsageError, match=r"no campaign: it has no campaign\.sqlite; `statedrift fuzz --out"):
         read_campaign(tmp_path)
     with pytest.raises(UsageError, match="no campaign"):
         read_campaign(tmp_path / "nowhere")
 
 
-def test_a_file_that_is_not_there_is_no_finding(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"finding\.json cannot be read: No such file"):
-        read_finding(tmp_path / "finding.json")
-
-
 # --- folders and whole files -----------------------------------------------------------------------------------------------
 
 
-def test_a_prepared_folder_is_empty_and_can_be_prepared_again(tmp_path: Path) -> None:
+def test_a_folder_is_used_again_after_a_campaign_that_did_not_begin(tmp_path: Path) -> None:
     for _ in range(2):
-        prepare_folder(tmp_path / "runs" / "first")
-        assert list((tmp_path / "runs" / "first").iterdir()) == []
+        Store(tmp_path / "runs" / "first").close()
+        assert [path.name for path in (tmp_path / "runs" / "first").iterdir()] == ["campaign.lock"]
 
 
-def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is not empty; choose another --out"):
-        prepare_folder(tmp_path)
+    with pytest.raises(UsageError, match="is not empty and holds no campaign; choose another --out"):
+        Store(tmp_path)
     assert files_below(tmp_path) == {"notes.txt": b"mine"}
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
     with pytest.raises(UsageError, match="is a file; --out needs a folder"):
-        prepare_folder(tmp_path / "run")
+        Store(tmp_path / "run")
     with pytest.raises(UsageError, match="cannot be written"):
-        prepare_folder(tmp_path / "run" / "below")
+        Store(tmp_path / "run" / "below")
     assert files_below(tmp_path) == {"run": b"mine"}
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody can write to is needed")
 def test_a_folder_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be written"):
-        prepare_folder(Path("/proc/self/campaign"))
+        Store(Path("/proc/self/campaign"))
+
+
+def test_a_fresh_folder_is_the_first_free_one_and_taken(tmp_path: Path) -> None:
+    assert fresh_folder(tmp_path / "runs" / "a") == tmp_path / "runs" / "a"
+    keep_campaign(tmp_path / "runs" / "a", ACCOUNT)
+    before = files_below(tmp_path)
+    assert [fresh_folder(tmp_path / "runs" / "a").name for _ in range(3)] == ["a-2", "a-3", "a-4"]
+    assert files_below(tmp_path) == before
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "campaign.json"
+    path = tmp_path / "account.json"
     write_whole(path, b"old")
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(UsageError, match=r"campaign\.json cannot be written: No space left on device"):
+    with pytest.raises(UsageError, match=r"account\.json cannot be written: No space left on device"):
         write_whole(path, b"new")
-    assert files_below(tmp_path) == {"campaign.json": b"old"}
+    assert files_below(tmp_path) == {"account.json": b"old"}
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "campaign.json"
+    path = tmp_path / "account.json"
     write_whole(path, b"old")
 
     def interrupt(*_: object) -> None:
@@ -224,7 +232,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Pat
     monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_whole(path, b"new")
-    assert files_below(tmp_path) == {"campaign.json": b"old"}
+    assert files_below(tmp_path) == {"account.json": b"old"}
 
 
 def test_others_can_read_what_was_written(tmp_path: Path) -> None:
