@@ -15,7 +15,6 @@ Rules
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from time import monotonic
 
@@ -95,10 +94,12 @@ class Progress(msgspec.Struct, frozen=True):
     phase: str
 
 
-def round_shards(number: int) -> range:
-    """The shards of a round."""
-    sizes = [min(ROUND_SHARDS_MAX, 1 << earlier) for earlier in range(number + 1)]
-    return range(sum(sizes[:-1]), sum(sizes))
+def round_of(shard: int) -> range:
+    """The shards of the round that a shard belongs to."""
+    start, size = 0, 1
+    while shard >= start + size:
+        start, size = start + size, min(ROUND_SHARDS_MAX, 2 * size)
+    return range(start, start + size)
 
 
 class _Campaign:
@@ -148,15 +149,27 @@ class _Campaign:
         """Programs of a whole shard."""
         return profile_of(self.settings.profile).shard_programs
 
+    @property
+    def is_between_rounds(self) -> bool:
+        """Whether all shards of a round were merged, and none of the next."""
+        return self.position == round_of(self.position // self.whole).start * self.whole
+
+    @property
+    def is_budget_left(self) -> bool:
+        """Whether there is time, or a program, for more."""
+        if self.settings.programs is None:
+            return self.seconds < (self.settings.seconds or 0.0)
+        return self.position < self.start + self.settings.programs
+
     def shard_first(self, shard: int) -> int:
         """The first program of a shard that was never used: an earlier run may have had a part of it."""
         return max(0, self.start - shard * self.whole)
 
     def shard_size(self, shard: int) -> int:
-        """How many programs of a shard the budget still has."""
+        """How many programs of a shard that this run has not begun yet the budget has."""
         left = self.whole - self.shard_first(shard)
         if self.settings.programs is None:
-            return left if self.seconds < (self.settings.seconds or 0.0) else 0
+            return left if self.is_budget_left else 0
         return max(0, min(left, self.start + self.settings.programs - shard * self.whole - self.shard_first(shard)))
 
     # --- the work ----------------------------------------------------------------------------------------------------------
@@ -189,19 +202,14 @@ class _Campaign:
 
     def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
         """Round after round until the budget is spent, and what is left to reduce."""
-        self.reduce_within_share(workers)  # what an earlier run left waiting
-        next_shard = self.position // self.whole
-        for number in count():
-            shards = round_shards(number)
-            if next_shard not in shards:
-                continue
-            shards = shards[shards.index(next_shard) :]
-            next_shard = shards.stop
-            if not self.shard_size(shards.start):
-                break
-            if shards.start == round_shards(number).start and self.position == shards.start * self.whole:
-                self.learn(shards.start)
-            for result in workers.shards(self.round_tasks(shards, families)):
+        if self.is_between_rounds:
+            self.reduce_within_share(workers)  # an earlier run was ended while it did
+        while self.is_budget_left:
+            shard = self.position // self.whole
+            shards = round_of(shard)
+            if self.is_between_rounds:
+                self.learn(shard)
+            for result in workers.shards(self.round_tasks(shards[shard - shards.start :], families)):
                 self.ending.end_if_asked()
                 canary = self.watch(watching, result)
                 with self.ending.held():
@@ -474,7 +482,7 @@ class _Campaign:
         """Try again what is known: every finding once, then the corpus. With a budget of seconds it counts, and ends this, too."""
         self.phase = "replaying"
         for finding in tuple(self.findings.by_signature.values()):
-            if self.is_over or finding.family not in families:
+            if not self.is_budget_left or finding.family not in families:
                 continue
             self.bench.renew()
             trial = self.bench.try_program(finding.program)
@@ -483,18 +491,13 @@ class _Campaign:
                 self.save()
             self.tell()
         for batch in self.corpus.batches(families, self.whole):
-            if self.is_over:
+            if not self.is_budget_left:
                 return
             trials = self.bench.try_programs(batch)
             with self.ending.held():
                 self.take_corpus(trials)
                 self.save()
             self.tell()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a budget of seconds is spent."""
-        return self.settings.seconds is not None and not self.seconds < self.settings.seconds
 
     def take_replay(self, finding: Finding, trial: Trial) -> None:
         """Take over what a finding's program came to now; another divergence than its own waits, unless there is a finding of its kind."""

@@ -22,7 +22,7 @@ from statedrift.cli.fuzzing import status_of_campaign  # noqa: E402
 from statedrift.fuzz import campaign as campaign_module  # noqa: E402
 from statedrift.fuzz import known as known_module  # noqa: E402
 from statedrift.fuzz import workers as workers_module  # noqa: E402
-from statedrift.fuzz.campaign import Progress, Settings, round_shards, run_campaign  # noqa: E402
+from statedrift.fuzz.campaign import Progress, Settings, round_of, run_campaign  # noqa: E402
 from statedrift.fuzz.shards import SHARD_PROGRAMS, ShardResult, shard_programs  # noqa: E402
 from statedrift.reports.terminal import verdict_sentence  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
@@ -115,9 +115,9 @@ def test_the_same_seed_gives_the_same_campaign_on_one_process_and_on_two(campaig
 
 
 def test_rounds_grow_and_follow_each_other() -> None:
-    rounds = [round_shards(number) for number in range(6)]
-    assert [len(shards) for shards in rounds] == [1, 2, 4, 8, 8, 8]
-    assert [shard for shards in rounds for shard in shards] == list(range(31))
+    rounds = sorted({(shards.start, len(shards)) for shards in map(round_of, range(31))})
+    assert rounds == [(0, 1), (1, 2), (3, 4), (7, 8), (15, 8), (23, 8)]
+    assert all(shard in round_of(shard) for shard in range(31))
 
 
 @pytest.fixture(scope="module")
