@@ -193,7 +193,8 @@ def _check_head(path: Path) -> None:
     if head[: len(_MAGIC)] != _MAGIC:
         raise UsageError(f"{path} is not the database of a campaign: it does not begin as an SQLite file. It is left as it is. {_WAY_OUT}")
     page_bytes = int.from_bytes(head[len(_MAGIC) :], "big")
-    if size % max(1, page_bytes):  # what is missing of a page would be read as zeros
+    if size % max(1, page_bytes) and not _log_of(path).exists():
+        # what is missing of a page would be read as zeros; with a log it is only being copied from there, and was stopped
         raise UsageError(damaged(path, "its last page is not whole"))
 
 
@@ -211,9 +212,14 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
         raise UsageError(damaged(path, " ".join(str(found).split())))
 
 
+def _log_of(path: Path) -> Path:
+    """The write-ahead log of a database: it is there while somebody writes, and after somebody who wrote was killed."""
+    return path.with_name(f"{path.name}-wal")
+
+
 def _copy(path: Path, memory: sqlite3.Connection) -> None:
     """Copy a database into memory. Where a killed campaign left a log in a folder that may only be read, by way of a copy of both files."""
-    log = path.with_name(f"{path.name}-wal")
+    log = _log_of(path)
     if not log.exists():  # nobody writes, and nothing waits in a log: no file has to be made to read it
         _copy_by(f"{path.absolute().as_uri()}?immutable=1", memory)
         return
