@@ -115,10 +115,13 @@ def drill(folder: Path, target: str, jobs: int, kills: int, chance: random.Rando
         process.communicate()
         assert wait_until_gone(everything, LEFT_SECONDS_MAX) == set()
         campaign = check_whole(folder / "run", campaign)
-    last = run_campaign(Settings(target, ("lfm2",), programs=64, jobs=jobs, out=folder / "run"))
+    last = run_campaign(Settings(target, ("lfm2",), programs=32, jobs=jobs, out=folder / "run"))
     assert last.account.complete
     assert last.not_written == ""
-    assert check_whole(folder / "run", campaign) == last
+    whole = check_whole(folder / "run", campaign)
+    assert whole is not None
+    assert whole.account == last.account
+    assert {finding.signature: finding for finding in whole.findings} == {finding.signature: finding for finding in last.findings}
     return last
 
 
@@ -135,19 +138,12 @@ def test_no_kill_makes_a_sound_target_wrong(tmp_path: Path) -> None:
 
 
 def test_no_kill_in_the_sandbox_is_taken_for_the_engine(tmp_path: Path) -> None:
-    """llama.cpp diverges, and never dies by itself in this family."""
+    """llama.cpp gives itself up on some programs, and says why; whoever is killed from outside is `unknown`."""
     pytest.importorskip("llama_cpp")
     done = drill(tmp_path, "llamacpp", 1, KILLS - KILLS // 2 - KILLS // 4, random.Random(SEED + 2))
-    assert set(done.account.verdicts) <= {
-        "ok",
-        "unknown",
-        "wrong-output",
-        "wrong-position",
-        "false-success",
-        "partial-effect",
-        "bad-refusal",
-    }
-    assert not [finding for finding in done.findings if finding.verdict.kind in ("crash", "hang")]
+    assert not [finding.signature for finding in done.findings if "SIGKILL" in finding.verdict.reason or finding.verdict.kind == "hang"]
+    assert not [left.signature for left in done.account.unreduced if "SIGKILL" in left.signature or " hang " in left.signature]
+    assert all(finding.reproduced for finding in done.findings)
 
 
 # --- disks, folders, clocks --------------------------------------------------------------------------------------------------
