@@ -41,7 +41,8 @@ class Ending:
             yield
         finally:
             self._held -= 1
-        self.end_if_asked()
+        if not self._held:
+            self.end_if_asked()
 
 
 @contextlib.contextmanager
