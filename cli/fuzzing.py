@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..fuzz.campaign import Settings, run_campaign
+from ..fuzz.cluster import check_address
 from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
 from ..fuzz.profiles import SWARM, profile_of
 from ..fuzz.trial import STATES_WITHOUT_TRUTH, check_family
@@ -29,11 +30,11 @@ SECONDS_MAX = 30 * 86_400.0
 
 
 def fuzz_command(
-    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
-    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int | None, out: Path | None, undocumented: bool,
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, scheduler: str | None = None,
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary; the answer is the exit status."""
-    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile)
+    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile, scheduler)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
@@ -47,8 +48,8 @@ def fuzz_command(
 
 
 def checked_settings(
-    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None,
-    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int | None, out: Path | None,
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, scheduler: str | None = None,
 ) -> Settings:  # fmt: skip
     """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
     if seconds is not None and programs is not None:
@@ -58,6 +59,12 @@ def checked_settings(
     if seconds is None and programs is None:
         seconds = SECONDS_DEFAULT
     profile_of(profile)
+    if scheduler is not None:
+        if jobs is not None:
+            raise UsageError(
+                "--jobs is for processes of this machine, and --scheduler takes all workers of its cluster; leave out one of them"
+            )
+        check_address(scheduler)
     chosen_oracle = checked_oracle(oracle, against, inspect)
     loaded = load_target(target)
     for family in families:
@@ -72,7 +79,8 @@ def checked_settings(
         seconds=seconds,
         programs=programs,
         seed=seed,
-        jobs=jobs,
+        jobs=jobs or 1,
+        scheduler=scheduler,
         out=out,
         against=against,
         inspect=inspect,

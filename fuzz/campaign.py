@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +29,7 @@ from ..spec.models import Model
 from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Canary, Known, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
 from .canary_watch import CanaryWatch
+from .cluster import Opening, check_address, connected, open_cluster
 from .known import Findings, Waiting, moment, now
 from .pair import open_bench
 from .profiles import SWARM, profile_of
@@ -38,6 +40,9 @@ from .signatures import enabling_operations
 from .titles import title_of
 from .trial import Bench, answers_of
 from .workers import RERUNS, Here, Reduced, ReductionTask, Workers, open_pool
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 ROUND_SHARDS_MAX = 8
 """The first round is one shard, every other twice the one before, up to this many: what shows at once is known at once."""
@@ -64,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True):
     oracle   `engine`: the target's own fresh recompute is the truth
     steer    lead programs away from what is known already
     profile  which kind of programs to draw (fuzz/profiles.py)
+    scheduler  of the Dask cluster that does the work in place of `jobs` processes here
     """
 
     target: str
@@ -78,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True):
     oracle: Oracle = "own"
     steer: bool = True
     profile: str = SWARM
+    scheduler: str | None = None
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -100,13 +107,22 @@ def round_shards(number: int) -> range:
 
 
 class _Campaign:
-    def __init__(self, settings: Settings, bench: Bench, on_progress: Callable[[Progress], None], is_asked_to_end: threading.Event) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bench: Bench,
+        on_progress: Callable[[Progress], None],
+        is_asked_to_end: threading.Event,
+        client: "Client | None" = None,
+    ) -> None:
         self.settings = settings
+        self.client = client
         self.is_asked_to_end = is_asked_to_end
         self.bench = bench
         self.on_progress = on_progress
         self.started = monotonic()
         self.started_at = now()
+        self.jobs = settings.jobs
         self.findings = Findings()
         self.noise: dict[str, Noise] = {}
         self.could_not_test: dict[str, str] = {}
@@ -160,11 +176,15 @@ class _Campaign:
         return tuple(testable)
 
     def workers(self) -> contextlib.AbstractContextManager[Workers]:
-        """This process for one job, else a pool."""
+        """This process for one job, else a pool, or a cluster."""
         settings = self.settings
+        noise = msgspec.json.encode(list(self.models.items()))
+        if self.client is not None and settings.scheduler is not None:
+            versions = (self.bench.version, self.bench.against_version)
+            opening = Opening(settings.target, settings.against, settings.inspect, settings.oracle, noise, versions)
+            return open_cluster(self.client, settings.scheduler, opening)
         if settings.jobs == 1:
             return contextlib.nullcontext(Here(self.bench, lambda trial: self.tell()))
-        noise = msgspec.json.encode(list(self.models.items()))
         return open_pool(settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise)
 
     def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
@@ -174,7 +194,8 @@ class _Campaign:
             if not self.shard_size(shards.start):
                 break
             self.learn(shards.start)
-            for result in workers.shards(self.round_tasks(shards, families)):
+            ahead = self.round_tasks(round_shards(number + 1), families)  # right unless this round finds something
+            for result in workers.shards(self.round_tasks(shards, families), ahead):
                 self.end_if_asked()
                 self.merge(result)
                 self.watch(watching, result)
@@ -247,7 +268,7 @@ class _Campaign:
 
     def reduce_wave(self, workers: Workers, with_explained: bool) -> int:
         """Reduce some divergences that wait, and keep the new findings, in their order; how many trials that took, 0: none waits."""
-        most = WAVE_MAX if self.settings.seconds is None else self.settings.jobs
+        most = WAVE_MAX if self.settings.seconds is None else workers.count
         wave = self.findings.next_wave(with_explained, most)
         if not wave:
             return 0
@@ -340,7 +361,7 @@ class _Campaign:
             version=self.bench.version,
             families=self.settings.families,
             seed=self.settings.seed,
-            jobs=self.settings.jobs,
+            jobs=self.jobs,
             started_at=self.started_at,
             seconds=round(self.seconds, 3),
             programs=self.programs,
@@ -383,6 +404,7 @@ class _Campaign:
             self.phase = "fuzzing"
             if families:
                 with self.workers() as workers:
+                    self.jobs = workers.count
                     self.rounds(workers, families, watching)
             complete = True
         except KeyboardInterrupt:
@@ -433,12 +455,15 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if (settings.seconds is None) == (settings.programs is None):
         raise UsageError("a campaign needs either a number of seconds or a number of programs")
     profile_of(settings.profile)
+    if settings.scheduler is not None:
+        check_address(settings.scheduler)
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()
     with (
         _ended_by_signals() as is_asked_to_end,
+        connected(settings.scheduler) if settings.scheduler is not None else contextlib.nullcontext() as client,
         open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
         settled_heap(),
     ):
-        return _Campaign(settings, bench, on_progress, is_asked_to_end).run()
+        return _Campaign(settings, bench, on_progress, is_asked_to_end, client).run()
