@@ -35,8 +35,8 @@ def fuzz_command(
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary; the answer is the exit status."""
     settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile, scheduler)
-    with shown_progress() as show:
-        campaign = run_campaign(settings, show)
+    with shown_progress() as shown:
+        campaign = run_campaign(settings, shown.on_progress, shown.on_beat)
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
         for reason in dict.fromkeys(campaign.account.could_not_test.values()):
             failures.complain(reason)

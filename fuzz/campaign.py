@@ -28,11 +28,13 @@ from ..spec.families import FAMILIES
 from ..spec.models import Model
 from ..store.campaigns import FINDINGS_FOLDER, Account, Campaign, Canary, Known, Noise, prepare_folder, write_account
 from ..store.findings import Finding, Oracle, write_finding
+from ..store.statistics import Statistics, write_statistics
 from .canary_watch import CanaryWatch
 from .cluster import Opening, check_address, connected, open_cluster
 from .known import Findings, Waiting, moment, now
 from .pair import open_bench
 from .profiles import SWARM, profile_of
+from .progress import BEAT_SECONDS, FIRST_BEAT_SECONDS, Progress, Watch, beating
 from .reach import Atlas
 from .reproduction import reproduction_script
 from .shards import SHARD_PROGRAMS, Divergent, ShardResult, ShardTask, settled_heap, shard_model, shard_programs
@@ -87,19 +89,6 @@ class Settings(msgspec.Struct, frozen=True):
     scheduler: str | None = None
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """Where a campaign is; told after every shard and every step of a reduction."""
-
-    seconds: float
-    programs: int
-    operations: int
-    accepted_share: float
-    findings: int
-    last_finding_seconds: float | None
-    unknown: int
-    phase: str
-
-
 def round_shards(number: int) -> range:
     """The shards of a round."""
     sizes = [min(ROUND_SHARDS_MAX, 1 << earlier) for earlier in range(number + 1)]
@@ -114,7 +103,9 @@ class _Campaign:
         on_progress: Callable[[Progress], None],
         is_asked_to_end: threading.Event,
         client: "Client | None" = None,
+        is_known: Callable[[Finding], bool] = lambda finding: False,
     ) -> None:
+        self.is_known = is_known
         self.settings = settings
         self.client = client
         self.is_asked_to_end = is_asked_to_end
@@ -340,8 +331,12 @@ class _Campaign:
         unknown = self.verdicts["unknown"] + self.verdicts["harness-error"]
         findings = len(self.findings.by_signature)
         share = accepted / max(1, self.operations)
-        progress = Progress(self.seconds, self.programs, self.operations, share, findings, self.last_finding_seconds, unknown, self.phase)
-        self.on_progress(progress)
+        known = sum(map(self.is_known, self.findings.by_signature.values()))
+        crashes = self.verdicts["crash"] + self.verdicts["hang"]
+        last = self.last_finding_seconds
+        self.on_progress(
+            Progress(self.seconds, self.programs, self.operations, share, findings, last, unknown, self.phase, known, crashes, self.jobs)
+        )
         if monotonic() - self.account_written > ACCOUNT_SECONDS:
             self.write(lambda folder: write_account(folder, self.account(False)))
             self.account_written = monotonic()
@@ -445,8 +440,17 @@ def _ended_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
+def run_campaign(
+    settings: Settings,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_beat: Callable[[Statistics], None] = lambda statistics: None,
+    is_known: Callable[[Finding], bool] = lambda finding: False,
+) -> Campaign:
     """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete.
+
+    on_progress  is told where it is after every shard and every step of a reduction
+    on_beat      is told so from another thread every BEAT_SECONDS, whatever is going on; `stats.json` is written then, and at the end
+    is_known     whether a finding is one of a baseline; it is only counted apart
 
     Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, UnavailableError when the target cannot be used.
     """
@@ -460,10 +464,32 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if settings.out is not None:
         prepare_folder(settings.out)
     use_one_thread()
+    watch = Watch()
+
+    def tell(progress: Progress) -> None:
+        watch.tell(progress)
+        on_progress(progress)
+
+    def beat() -> None:
+        statistics = watch.statistics()
+        on_beat(statistics)
+        if statistics.phase != "starting":  # a campaign that cannot start leaves its folder as it was
+            _keep(settings.out, statistics)
+
     with (
         _ended_by_signals() as is_asked_to_end,
+        beating(beat, FIRST_BEAT_SECONDS, BEAT_SECONDS),
         connected(settings.scheduler) if settings.scheduler is not None else contextlib.nullcontext() as client,
         open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
         settled_heap(),
     ):
-        return _Campaign(settings, bench, on_progress, is_asked_to_end, client).run()
+        campaign = _Campaign(settings, bench, tell, is_asked_to_end, client, is_known).run()
+    _keep(settings.out, watch.statistics("done", campaign.account.complete))
+    return campaign
+
+
+def _keep(out: Path | None, statistics: Statistics) -> None:
+    """Write `stats.json`; a folder that cannot be written any more is said by the campaign itself."""
+    if out is not None:
+        with contextlib.suppress(UsageError):
+            write_statistics(out, statistics)
