@@ -79,9 +79,10 @@ def connected(address: str) -> Iterator["Client"]:
         try:
             client = Client(address, timeout=CONNECT_SECONDS_MAX, set_as_default=False)
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = "" if isinstance(error, OSError) else f" ({error})"
             raise UnavailableError(
-                f"the scheduler at {address} does not answer within {CONNECT_SECONDS_MAX:g} s ({reason}); is it running? dask scheduler"
+                f"the scheduler at {address} does not answer within {CONNECT_SECONDS_MAX:g} s{reason}; "
+                "is it running, and reached from here? dask scheduler"
             ) from None
         try:
             if not client.nthreads():

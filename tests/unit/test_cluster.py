@@ -145,8 +145,8 @@ def test_a_shard_that_is_lost_twice_ends_the_campaign_with_a_reason(tmp_path: Pa
             own.start_worker("--nthreads", "1", variables={"STATEDRIFT_TEST_WORKER": str(tmp_path)})
         own.await_workers(4)
         with pytest.raises(UnavailableError, match=r"a task was lost twice: the worker processes at tcp://127\S+ and tcp://127\S+ ended"):
-            run_campaign(Settings("cluster_targets:DIES_ALWAYS", ("lfm2",), programs=320, scheduler=own.address))
-        assert sum(process.poll() is None for process in own.processes) >= 2  # the scheduler, and a worker that nobody sent it to
+            run_campaign(Settings("cluster_targets:DIES_ALWAYS", ("lfm2",), programs=64, scheduler=own.address))
+        assert sum(process.poll() is None for process in own.processes) == 3  # the scheduler, and two workers that nobody sent it to
 
 
 def test_a_scheduler_that_is_lost_ends_the_campaign_with_what_was_done(tmp_path: Path, quiet: None) -> None:
@@ -239,8 +239,9 @@ def test_a_scheduler_that_does_not_answer_is_said_within_ten_seconds(capsys: pyt
     assert time.monotonic() - started < 10
     assert status == 2
     error = capsys.readouterr().err
-    assert error.startswith("statedrift: the scheduler at tcp://127.0.0.1:9 does not answer within 8 s")
-    assert error.count("\n") == 1
+    assert error.splitlines()[-1] == (
+        "statedrift: the scheduler at tcp://127.0.0.1:9 does not answer within 8 s; is it running, and reached from here? dask scheduler"
+    )
 
 
 def test_a_scheduler_without_workers_is_said(tmp_path: Path) -> None:

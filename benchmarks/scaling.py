@@ -1,0 +1,165 @@
+"""How a campaign scales: two processes against one, and two workers of a Dask cluster against two processes, side by side.
+
+    python benchmarks/scaling.py [--target numba] [--family lfm2 ...] [--seconds 30] [--passes 3] [--write FILE]
+
+Rules
+- Whole campaigns are measured as they are run: merging, rounds, the canary and what is reduced included. What a pool or a cluster takes to
+  start is not: a rate is of the time from the first quarter of the budget on.
+- The three take turns, pass by pass; a ratio is the median of the passes' ratios, so that a machine that changes does not count.
+- "busy" is the share of the processes' time in which they generated, ran or judged programs, or reduced: what is missing to 100 % is what they
+  waited, by the clock; on a machine that does other things, too, they are busy longer for the same.
+- Scheduler and workers are Dask's own, on loopback, each a process of its own.
+- It ends with status 1 when a stated bound does not hold.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from statedrift.cli.fuzzing import checked_settings
+from statedrift.cli.throughput import Bound, bound_table, machine_facts, markdown_table
+from statedrift.fuzz.campaign import run_campaign
+from statedrift.fuzz.progress import Progress
+
+PROCESSES = 2
+TWO_TO_ONE_MIN = 1.8
+CLUSTER_TO_LOCAL_MIN = 0.9
+LEFT_OUT_SHARE = 0.25
+START_SECONDS_MAX = 60.0
+WAYS = ("one process", "two processes", "Dask, two workers")
+
+
+class Measured(NamedTuple):
+    """A campaign's programs a second, and the share of the time in which its processes were busy."""
+
+    programs_per_second: float
+    busy: float
+
+
+@contextlib.contextmanager
+def dask_cluster(workers: int) -> Iterator[str]:
+    """A scheduler and so many workers with a thread each; the scheduler's address."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "scheduler.json"
+        common = ["--scheduler-file", str(told), "--no-dashboard"]
+        commands = (
+            ["scheduler", "--host", "127.0.0.1", "--port", "0", *common],
+            ["worker", "--nworkers", str(workers), "--nthreads", "1", "--local-directory", folder, *common],
+        )
+        processes = [
+            subprocess.Popen([sys.executable, "-m", "dask", *command], stderr=subprocess.DEVNULL, process_group=0) for command in commands
+        ]
+        try:
+            yield _address(told, workers)
+        finally:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+            for process in processes:
+                process.wait()
+
+
+def _address(told: Path, workers: int) -> str:
+    """The scheduler's address, when it has so many workers."""
+    from distributed import Client
+
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            address = str(json.loads(told.read_text())["address"])
+            with Client(address, set_as_default=False) as client:
+                client.wait_for_workers(workers, timeout=START_SECONDS_MAX)
+            return address
+        time.sleep(0.1)
+    raise SystemExit("scaling: Dask's scheduler did not start")
+
+
+def measure(target: str, families: Sequence[str], seconds: float, seed: int, jobs: int | None, scheduler: str | None) -> Measured:
+    """One campaign."""
+    told: list[tuple[float, int]] = []
+
+    def note(progress: Progress) -> None:
+        if progress.phase != "noise" and progress.seconds >= LEFT_OUT_SHARE * seconds:
+            told.append((progress.seconds, progress.programs))
+
+    account = run_campaign(checked_settings(target, families, seconds, None, seed, jobs, None, scheduler=scheduler), note).account
+    (first_seconds, first_programs), (last_seconds, last_programs) = told[0], told[-1]
+    busy = account.seconds_generating + account.seconds_running + account.seconds_judging + account.seconds_reducing
+    return Measured((last_programs - first_programs) / (last_seconds - first_seconds), busy / (account.jobs * account.seconds))
+
+
+def measure_all(target: str, families: Sequence[str], seconds: float, passes: int) -> list[tuple[Measured, ...]]:
+    """For every pass what each of `WAYS` came to; a pass has its own seed."""
+    found = []
+    with dask_cluster(PROCESSES) as address:
+        for seed in range(passes):
+            ways: tuple[tuple[int | None, str | None], ...] = ((1, None), (PROCESSES, None), (None, address))
+            found.append(tuple(measure(target, families, seconds, seed, jobs, scheduler) for jobs, scheduler in ways))
+            print(f"pass {seed + 1} of {passes}: {', '.join(f'{one.programs_per_second:,.0f}' for one in found[-1])}", file=sys.stderr)
+    return found
+
+
+def bounds_of(passes: Sequence[tuple[Measured, ...]]) -> list[Bound]:
+    """The stated bounds, of the medians of the passes' ratios."""
+    one, two, cluster = ([ways[number].programs_per_second for ways in passes] for number in range(len(WAYS)))
+    scaling = median(more / less for more, less in zip(two, one, strict=True))
+    dask = median(theirs / ours for theirs, ours in zip(cluster, two, strict=True))
+    return [
+        Bound(f"two processes: at least {TWO_TO_ONE_MIN} times one", f"{scaling:.2f}", scaling >= TWO_TO_ONE_MIN),
+        Bound(f"Dask with two workers: at least {CLUSTER_TO_LOCAL_MIN} times two processes", f"{dask:.2f}", dask >= CLUSTER_TO_LOCAL_MIN),
+    ]
+
+
+def page(command: str, passes: Sequence[tuple[Measured, ...]]) -> str:
+    """What was measured as Markdown."""
+    rows = [
+        [
+            way,
+            f"{median(ways[number].programs_per_second for ways in passes):,.0f}",
+            ", ".join(f"{ways[number].programs_per_second:,.0f}" for ways in passes),
+            f"{100 * median(ways[number].busy for ways in passes):.0f} %",
+        ]
+        for number, way in enumerate(WAYS)
+    ]
+    parts = [
+        "# Scaling",
+        f"Written by `{command}`. Programs a second of whole campaigns by the clock, side by side; what the numbers mean stands at the head of that file.",
+        markdown_table(("", "programs/s", "pass by pass", "busy"), rows),
+        bound_table(bounds_of(passes)),
+        markdown_table(
+            ("", ""), [list(fact) for fact in machine_facts(("statedrift", "numpy", "numba", "torch", "msgspec", "distributed"))]
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Measure how a campaign scales.")
+    parser.add_argument("--target", default="numba")
+    parser.add_argument("--family", action="append", default=[])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each campaign (30)")
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--write", type=Path)
+    given = parser.parse_args(arguments)
+    families = tuple(given.family) or ("mamba2", "lfm2")
+    passes = measure_all(given.target, families, given.seconds, given.passes)
+    options = f"--target {given.target} {' '.join(f'--family {family}' for family in families)} --seconds {given.seconds:g} --passes {given.passes}"
+    text = page(f"python benchmarks/scaling.py {options}", passes)
+    print(text, end="")
+    if given.write is not None:
+        given.write.write_text(text, encoding="utf-8")
+    return 0 if all(bound.holds for bound in bounds_of(passes)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
