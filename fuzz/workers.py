@@ -178,7 +178,7 @@ class Pool:
         try:
             while True:
                 for task in islice(tasks, max(0, 2 * self.count - len(running))):
-                    running.append(begun.pop(task, None) or self._executor.submit(work, task))
+                    running.append(begun.pop(task) if task in begun else self._executor.submit(work, task))
                 if not running:
                     return
                 for task in islice(ahead, max(0, 2 * self.count - len(running) - len(self._ahead))):
