@@ -89,10 +89,12 @@ def measure(target: str, families: Sequence[str], seconds: float, seed: int, job
     told: list[tuple[float, int]] = []
 
     def note(progress: Progress) -> None:
-        if progress.phase != "noise" and progress.seconds >= LEFT_OUT_SHARE * seconds:
+        if progress.programs and progress.seconds >= LEFT_OUT_SHARE * seconds:
             told.append((progress.seconds, progress.programs))
 
     account = run_campaign(checked_settings(target, families, seconds, None, seed, jobs, None, scheduler=scheduler), note).account
+    if len(told) < 2 or told[-1][0] < 2 * LEFT_OUT_SHARE * seconds:
+        raise SystemExit(f"scaling: {seconds:g} s are too few on this machine; give more --seconds")
     (first_seconds, first_programs), (last_seconds, last_programs) = told[0], told[-1]
     busy = account.seconds_generating + account.seconds_running + account.seconds_judging + account.seconds_reducing
     return Measured((last_programs - first_programs) / (last_seconds - first_seconds), busy / (account.jobs * account.seconds))

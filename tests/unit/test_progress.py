@@ -116,3 +116,11 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="cannot be written"):
         write_statistics(tmp_path / "file", Watch().statistics())
+
+
+def test_the_page_names_every_field_in_its_order() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "campaigns.md").read_text()
+    named = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert tuple(named) == Statistics.__struct_fields__
+    example = next(line for line in page.splitlines() if line.startswith("elapsed="))
+    assert [pair.partition("=")[0] for pair in example.split()] == [name for name in named if name != "complete"]
