@@ -6,8 +6,8 @@ Rules
 - Whole campaigns are measured as they are run: merging, rounds, the canary and what is reduced included. What a pool or a cluster takes to
   start is not: a rate is of the time from the first quarter of the budget on.
 - The three take turns, pass by pass; a ratio is the median of the passes' ratios, so that a machine that changes does not count.
-- "busy" is the share of the processes' time in which they generated, ran or judged programs, or reduced: what is missing to 100 % is what they
-  waited, by the clock; on a machine that does other things, too, they are busy longer for the same.
+- "CPU ms" is what a program costs in all processes together (the campaign's, the workers, Dask's scheduler): with as many cores as there is
+  work for, it alone limits how far two processes come. It says so also on a machine that does other things, too; the rates do not.
 - Scheduler and workers are Dask's own, on loopback, each a process of its own.
 - It ends with status 1 when a stated bound does not hold.
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import psutil
 from statedrift.cli.fuzzing import checked_settings
 from statedrift.cli.throughput import Bound, bound_table, machine_facts, markdown_table
 from statedrift.fuzz.campaign import run_campaign
@@ -40,15 +41,43 @@ WAYS = ("one process", "two processes", "Dask, two workers")
 
 
 class Measured(NamedTuple):
-    """A campaign's programs a second, and the share of the time in which its processes were busy."""
+    """A campaign's programs a second by the clock, and CPU seconds that a program took in all processes."""
 
     programs_per_second: float
-    busy: float
+    cpu_seconds: float
+
+
+class Cluster(NamedTuple):
+    """A scheduler's address, and the processes of the cluster."""
+
+    address: str
+    processes: tuple[int, ...]
+
+
+class Moment(NamedTuple):
+    """Where a campaign was, and the CPU time of all processes."""
+
+    seconds: float
+    programs: int
+    cpu_seconds: float
+
+
+def cpu_seconds(processes: Sequence[int]) -> float:
+    """Of processes and all below them; those that ended are left out."""
+    found = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(process)
+            for one in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    times = one.cpu_times()
+                    found += times.user + times.system
+    return found
 
 
 @contextlib.contextmanager
-def dask_cluster(workers: int) -> Iterator[str]:
-    """A scheduler and so many workers with a thread each; the scheduler's address."""
+def dask_cluster(workers: int) -> Iterator[Cluster]:
+    """A scheduler and so many workers with a thread each."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "scheduler.json"
         common = ["--scheduler-file", str(told), "--no-dashboard"]
@@ -60,7 +89,7 @@ def dask_cluster(workers: int) -> Iterator[str]:
             subprocess.Popen([sys.executable, "-m", "dask", *command], stderr=subprocess.DEVNULL, process_group=0) for command in commands
         ]
         try:
-            yield _address(told, workers)
+            yield Cluster(_address(told, workers), tuple(process.pid for process in processes))
         finally:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -84,29 +113,30 @@ def _address(told: Path, workers: int) -> str:
     raise SystemExit("scaling: Dask's scheduler did not start")
 
 
-def measure(target: str, families: Sequence[str], seconds: float, seed: int, jobs: int | None, scheduler: str | None) -> Measured:
+def measure(target: str, families: Sequence[str], seconds: float, seed: int, jobs: int | None, cluster: Cluster | None) -> Measured:
     """One campaign."""
-    told: list[tuple[float, int]] = []
+    told: list[Moment] = []
+    processes = (os.getpid(), *(cluster.processes if cluster else ()))
 
     def note(progress: Progress) -> None:
         if progress.programs and progress.seconds >= LEFT_OUT_SHARE * seconds:
-            told.append((progress.seconds, progress.programs))
+            told.append(Moment(progress.seconds, progress.programs, cpu_seconds(processes)))
 
-    account = run_campaign(checked_settings(target, families, seconds, None, seed, jobs, None, scheduler=scheduler), note).account
-    if len(told) < 2 or told[-1][0] < 2 * LEFT_OUT_SHARE * seconds:
+    address = cluster.address if cluster else None
+    run_campaign(checked_settings(target, families, seconds, None, seed, jobs, None, scheduler=address), note)
+    if len(told) < 2 or told[-1].seconds < 2 * LEFT_OUT_SHARE * seconds:
         raise SystemExit(f"scaling: {seconds:g} s are too few on this machine; give more --seconds")
-    (first_seconds, first_programs), (last_seconds, last_programs) = told[0], told[-1]
-    busy = account.seconds_generating + account.seconds_running + account.seconds_judging + account.seconds_reducing
-    return Measured((last_programs - first_programs) / (last_seconds - first_seconds), busy / (account.jobs * account.seconds))
+    programs = told[-1].programs - told[0].programs
+    return Measured(programs / (told[-1].seconds - told[0].seconds), (told[-1].cpu_seconds - told[0].cpu_seconds) / programs)
 
 
 def measure_all(target: str, families: Sequence[str], seconds: float, passes: int) -> list[tuple[Measured, ...]]:
     """For every pass what each of `WAYS` came to; a pass has its own seed."""
     found = []
-    with dask_cluster(PROCESSES) as address:
+    with dask_cluster(PROCESSES) as cluster:
         for seed in range(passes):
-            ways: tuple[tuple[int | None, str | None], ...] = ((1, None), (PROCESSES, None), (None, address))
-            found.append(tuple(measure(target, families, seconds, seed, jobs, scheduler) for jobs, scheduler in ways))
+            ways: tuple[tuple[int | None, Cluster | None], ...] = ((1, None), (PROCESSES, None), (None, cluster))
+            found.append(tuple(measure(target, families, seconds, seed, jobs, remote) for jobs, remote in ways))
             print(f"pass {seed + 1} of {passes}: {', '.join(f'{one.programs_per_second:,.0f}' for one in found[-1])}", file=sys.stderr)
     return found
 
@@ -129,14 +159,14 @@ def page(command: str, passes: Sequence[tuple[Measured, ...]]) -> str:
             way,
             f"{median(ways[number].programs_per_second for ways in passes):,.0f}",
             ", ".join(f"{ways[number].programs_per_second:,.0f}" for ways in passes),
-            f"{100 * median(ways[number].busy for ways in passes):.0f} %",
+            f"{1000 * median(ways[number].cpu_seconds for ways in passes):.2f}",
         ]
         for number, way in enumerate(WAYS)
     ]
     parts = [
         "# Scaling",
         f"Written by `{command}`. Programs a second of whole campaigns by the clock, side by side; what the numbers mean stands at the head of that file.",
-        markdown_table(("", "programs/s", "pass by pass", "busy"), rows),
+        markdown_table(("", "programs/s", "pass by pass", "CPU ms"), rows),
         bound_table(bounds_of(passes)),
         markdown_table(
             ("", ""), [list(fact) for fact in machine_facts(("statedrift", "numpy", "numba", "torch", "msgspec", "distributed"))]

@@ -400,7 +400,7 @@ class _Campaign:
             if families:
                 with self.workers() as workers:
                     self.jobs = workers.count
-                    self.started = monotonic()  # neither is what a cluster takes to open the target
+                    self.started = monotonic()  # neither is opening the target elsewhere
                     self.rounds(workers, families, watching)
             complete = True
         except KeyboardInterrupt:

@@ -12,7 +12,7 @@ Rules
 import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import get_context
@@ -237,12 +237,28 @@ class Local:
 
 @contextlib.contextmanager
 def open_pool(jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes) -> Iterator[Pool]:
-    """A pool of `jobs` processes, each with a bench of its own; the arguments are those of `start_worker`."""
+    """A pool of `jobs` processes, each with a bench of its own, one of them ready; the arguments are those of `start_worker`."""
     with (
         ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise)) as executor,
         contextlib.closing(Pool(Local(executor, jobs))) as pool,
     ):
+        _await_first(executor, jobs)
         yield pool
+
+
+def _await_first(executor: ProcessPoolExecutor, jobs: int) -> None:
+    """Start all processes, and wait until one of them has opened its bench: the time before is not fuzzing."""
+    with _no_signals_to_new_processes():
+        started = [executor.submit(_nothing) for _ in range(jobs)]
+    try:
+        wait(started, return_when=FIRST_COMPLETED)
+    finally:
+        for future in started:
+            future.cancel()
+
+
+def _nothing() -> None:
+    """A task that any worker has done as soon as it is there."""
 
 
 @contextlib.contextmanager
