@@ -169,7 +169,8 @@ def page(command: str, passes: Sequence[tuple[Measured, ...]]) -> str:
         markdown_table(("", "programs/s", "pass by pass", "CPU ms"), rows),
         bound_table(bounds_of(passes)),
         markdown_table(
-            ("", ""), [list(fact) for fact in machine_facts(("statedrift", "numpy", "numba", "torch", "msgspec", "distributed"))]
+            ("", ""),
+            [list(fact) for fact in machine_facts(("statedrift", "numpy", "numba", "torch", "msgspec", "distributed"), "all for use")],
         ),
     ]
     return "\n\n".join(parts) + "\n"

@@ -7,10 +7,12 @@ Rules
 - Programs are read from its `stats.json`; a minute's rate is of the time by the campaign's own clock.
 - Minutes count from the first program on: noise is measured and kernels are compiled before it.
 - Memory and descriptors are sums over all processes; pages that they share count once for each.
+- "CPU ms" is what a program costs in all processes together: where it stays and programs/s fall, the machine had something else to do.
 - It ends with status 1 when a stated bound does not hold, and 2 when there is nothing to see (no /proc, or the campaign ended too soon).
 """
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -34,11 +36,13 @@ _MIB = 1 << 20
 
 
 class Sample(NamedTuple):
-    """At a moment: resident bytes of the campaign's own process, and of all below it; open descriptors and processes, of all together."""
+    """At a moment: resident bytes of the campaign's own process, and of all below it; CPU seconds, open descriptors and processes, of all
+    together."""
 
     seconds: float
     parent_bytes: int
     child_bytes: int
+    cpu_seconds: float
     descriptors: int
     processes: int
     statistics: Statistics | None
@@ -49,9 +53,10 @@ class Sample(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """What was seen in a minute: programs a second, and medians (descriptors: the most)."""
+    """What was seen in a minute: programs a second, CPU seconds a program, and medians (descriptors and processes: the most)."""
 
     programs_per_second: float
+    cpu_seconds: float
     parent_bytes: float
     child_bytes: float
     descriptors: int
@@ -86,6 +91,15 @@ def resident_bytes(process: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
+def cpu_seconds_of(process: int) -> float:
+    """With what the processes below it took that have ended; 0 for one that has just ended itself."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def descriptors_of(process: int) -> int:
     """0 for one that has just ended."""
     try:
@@ -106,7 +120,10 @@ def sample(process: int, folder: Path, seconds: float) -> Sample:
     """Everything at this moment."""
     parent, *below = processes_below(process)
     descriptors = sum(map(descriptors_of, (parent, *below)))
-    return Sample(seconds, resident_bytes(parent), sum(map(resident_bytes, below)), descriptors, 1 + len(below), statistics_in(folder))
+    cpu_seconds = sum(map(cpu_seconds_of, (parent, *below)))
+    return Sample(
+        seconds, resident_bytes(parent), sum(map(resident_bytes, below)), cpu_seconds, descriptors, 1 + len(below), statistics_in(folder)
+    )
 
 
 def watched(command: Sequence[str], folder: Path) -> tuple[list[Sample], int]:
@@ -139,10 +156,11 @@ def minutes_of(samples: Sequence[Sample]) -> list[Minute]:
         first, last = own[0].statistics, after.statistics
         assert first is not None
         assert last is not None
-        elapsed = last.elapsed - first.elapsed
+        elapsed, programs = last.elapsed - first.elapsed, last.programs - first.programs
         found.append(
             Minute(
-                (last.programs - first.programs) / elapsed if elapsed > 0 else 0.0,
+                programs / elapsed if elapsed > 0 else 0.0,
+                (after.cpu_seconds - own[0].cpu_seconds) / programs if programs else float("nan"),
                 median(one.parent_bytes for one in own),
                 median(one.child_bytes for one in own),
                 max(one.descriptors for one in own),
@@ -173,7 +191,7 @@ def bounds_of(samples: Sequence[Sample], minutes: Sequence[Minute]) -> list[Boun
     ]
 
 
-HEADINGS = ("minute", "programs/s", "parent MiB", "children MiB", "descriptors", "processes")
+HEADINGS = ("minute", "programs/s", "CPU ms", "parent MiB", "children MiB", "descriptors", "processes")
 
 
 def rows_of(minutes: Sequence[Minute]) -> list[list[str]]:
@@ -182,6 +200,7 @@ def rows_of(minutes: Sequence[Minute]) -> list[list[str]]:
         [
             str(number),
             f"{minute.programs_per_second:,.1f}",
+            f"{1000 * minute.cpu_seconds:.2f}",
             f"{minute.parent_bytes / _MIB:,.0f}",
             f"{minute.child_bytes / _MIB:,.0f}",
             str(minute.descriptors),
@@ -198,7 +217,7 @@ def page(command: str, minutes: Sequence[Minute], bounds: Sequence[Bound]) -> st
         f"Written by `python benchmarks/soak.py`, of `{command}`, sampled every second. Memory and descriptors are sums over processes.",
         markdown_table(HEADINGS, rows_of(minutes)),
         bound_table(bounds),
-        markdown_table(("", ""), [list(fact) for fact in machine_facts(("statedrift", "numpy", "numba", "torch", "distributed"))]),
+        markdown_table(("", ""), [list(fact) for fact in machine_facts(("statedrift", "numpy", "numba", "torch"), "all for use")]),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -42,7 +42,7 @@ def live_line(progress: Progress) -> str:
         f"{progress.phase}  {progress.seconds:.0f} s",
         plural(progress.programs, "program"),
         f"{100 * progress.accepted_share:.0f} % accepted",
-        plural(progress.findings, "finding"),
+        plural(progress.findings, "finding") + (f" ({progress.findings_known} known)" if progress.findings_known else ""),
     ]
     if progress.last_finding_seconds is not None:
         parts.append(f"last at {progress.last_finding_seconds:.0f} s")

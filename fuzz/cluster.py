@@ -240,9 +240,15 @@ class _Worker:
         self.process: str | None = None
         self.sent: list[Sent] = []
 
+    def under_way(self) -> list["Sent"]:
+        """What it has not done yet, as far as is known, in the order in which it does it."""
+        for sent in self.sent:
+            sent.is_done = sent.is_done or (sent.future is not None and sent.future.done())
+        return [sent for sent in self.sent if not sent.is_done]
+
 
 class Sent:
-    """A task that was sent to a worker. Of the three only `future` and `worker` change, when it is sent again."""
+    """A task that was sent to a worker; to another one when that is lost. lost_with: the workers that were lost while they were at it."""
 
     def __init__(self, cluster: "Cluster", work: Work, task: bytes) -> None:
         self.work = work
@@ -250,6 +256,7 @@ class Sent:
         self.lost_with: list[str] = []
         self.worker: _Worker | None = None
         self.future: Future | None = None
+        self.is_done = False
         self._cluster = cluster
 
     def result(self) -> bytes:
@@ -300,7 +307,7 @@ class Cluster:
         if not ready:
             self._waiting.append(sent)
             return
-        worker = min(ready, key=lambda worker: sum(not other.future.done() for other in worker.sent if other.future is not None))
+        worker = min(ready, key=lambda worker: len(worker.under_way()))
         key = f"statedrift-{sent.work.__name__}-{uuid.uuid4().hex}"
         arguments = (worker.held, worker.process, sent.work.__name__, sent.task)
         sent.future = self._client.submit(_by_name(), _run.__name__, *arguments, key=key, workers=[worker.address], pure=False)
@@ -425,10 +432,12 @@ class Cluster:
         if self._workers.get(worker.address) is worker:
             del self._workers[worker.address]
             self._opening_losses += worker.process is None
+        for sent in worker.under_way()[:1] or worker.sent:  # the others only waited for their turn
+            sent.lost_with.append(worker.address)
         lost, worker.sent = worker.sent, []
         for sent in lost:
-            sent.lost_with.append(worker.address)
             sent.worker = sent.future = None
+            sent.is_done = False
             if len(sent.lost_with) < LOSSES_MAX:
                 self._send(sent)
 

@@ -39,7 +39,11 @@ def samples(minutes: int, rates: list[float], **changes: Any) -> list[Any]:
             told = 0.0 if said < 20 else programs - rates[min(minute, len(rates) - 1)] * (second - said)
             statistics = Statistics(float(said), round(max(0.0, told)), 0.0, 80.0, 0, 0, 0, 0, None, 2, "fuzzing")
         grown = {name: per_minute * max(0, minute) for name, per_minute in changes.items()}
-        found.append(soak.Sample(second, 300 * MIB + grown.get("parent", 0), 600 * MIB, 90 + grown.get("descriptors", 0), 3, statistics))
+        found.append(
+            soak.Sample(
+                second, 300 * MIB + grown.get("parent", 0), 600 * MIB, 0.004 * programs, 90 + grown.get("descriptors", 0), 3, statistics
+            )
+        )
     return found
 
 
@@ -63,6 +67,7 @@ def test_a_soak_says_what_did_not_hold(rates: list[float], changes: dict[str, in
 def test_a_minute_of_a_soak_has_its_own_rate() -> None:
     minutes = soak.minutes_of(samples(3, [100.0, 50.0, 100.0]))
     assert [round(minute.programs_per_second) for minute in minutes] == pytest.approx([100, 50, 100], abs=9)
+    assert minutes[1].cpu_seconds == pytest.approx(0.004, rel=0.2)
     assert (minutes[0].parent_bytes, minutes[0].processes) == (300 * MIB, 3)
 
 
@@ -72,7 +77,9 @@ def test_a_soak_looks_at_a_process_and_all_below_it() -> None:
     assert soak.processes_below(os.getpid())[0] == os.getpid()
     assert soak.resident_bytes(os.getpid()) > MIB
     assert soak.descriptors_of(os.getpid()) >= 3
+    assert soak.cpu_seconds_of(os.getpid()) > 0.1
     assert soak.resident_bytes(1 << 30) == 0
+    assert soak.cpu_seconds_of(1 << 30) == 0
     assert soak.descriptors_of(1 << 30) == 0
 
 

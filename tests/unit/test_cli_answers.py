@@ -305,6 +305,7 @@ def test_a_plain_line_has_its_names_in_their_order() -> None:
 
 def test_the_live_line_says_the_same_in_words() -> None:
     assert live_line(PROGRESS) == "fuzzing  12 s · 2,412 programs · 87 % accepted · 2 findings · last at 3 s · 1 unknown"
+    assert " · 2 findings (1 known) · " in live_line(msgspec.structs.replace(PROGRESS, findings_known=1))
     assert live_line(msgspec.structs.replace(PROGRESS, phase="noise")) == "measuring the noise floor"
 
 
