@@ -398,9 +398,10 @@ class _Campaign:
             self.started = monotonic()  # the budget is for fuzzing
             self.phase = "fuzzing"
             if families:
+                opening = monotonic()
                 with self.workers() as workers:
                     self.jobs = workers.count
-                    self.started = monotonic()  # neither is opening the target elsewhere
+                    self.started += monotonic() - opening  # neither is opening the target elsewhere
                     self.rounds(workers, families, watching)
             complete = True
         except KeyboardInterrupt:
