@@ -56,7 +56,10 @@ ProfileOption = Annotated[
     str, typer.Option("--profile", metavar="PROFILE", help="Which kind of programs: swarm, speculative, server, agents, soak.")
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=(1 << 32) - 1, help="The same seed gives the same programs.")]
-JobsOption = Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes to use.")]
+JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes to use on this machine (1).")]
+SchedulerOption = Annotated[
+    str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this Dask cluster, as in tcp://127.0.0.1:8786.")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -88,7 +91,8 @@ def fuzz(
     ] = None,
     programs: Annotated[int | None, typer.Option("--programs", min=1, help="How many programs to try.")] = None,
     seed: SeedOption = 0,
-    jobs: JobsOption = 1,
+    jobs: JobsOption = None,
+    scheduler: SchedulerOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Keep the campaign and its findings here; one that is there goes on.")
     ] = None,
@@ -102,7 +106,20 @@ def fuzz(
     from .fuzzing import fuzz_command
 
     return fuzz_command(
-        target, tuple(family or ()), seconds, programs, seed, jobs, out, undocumented, against, inspect, oracle, profile, fresh
+        target,
+        tuple(family or ()),
+        seconds,
+        programs,
+        seed,
+        jobs,
+        out,
+        undocumented,
+        against,
+        inspect,
+        oracle,
+        profile,
+        scheduler,
+        fresh,
     )
 
 

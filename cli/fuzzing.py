@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ..fuzz.campaign import Settings, run_campaign
+from ..fuzz.cluster import check_address
 from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
 from ..fuzz.profiles import SWARM, profile_of
 from ..fuzz.trial import STATES_WITHOUT_TRUTH, check_family
@@ -33,19 +34,19 @@ SECONDS_MAX = 30 * 86_400.0
 
 
 def fuzz_command(
-    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
-    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, fresh: bool = False,
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int | None, out: Path | None, undocumented: bool,
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, scheduler: str | None = None, fresh: bool = False,
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary; the answer is the exit status. `fresh`: start over beside what `out` holds."""
     if fresh and out is None:
         raise UsageError("--fresh starts a campaign over beside the one in --out; give --out, too")
-    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile)
+    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile, scheduler)
     if fresh and out is not None:
         out = fresh_folder(out)
         settings = msgspec.structs.replace(settings, out=out)
         print(f"a new campaign in {out}", file=sys.stderr)
-    with shown_progress() as show:
-        campaign = run_campaign(settings, show)
+    with shown_progress() as shown:
+        campaign = run_campaign(settings, shown.on_progress, shown.on_beat)
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
         for reason in dict.fromkeys(campaign.account.could_not_test.values()):
             failures.complain(reason)
@@ -57,8 +58,8 @@ def fuzz_command(
 
 
 def checked_settings(
-    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None,
-    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
+    target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int | None, out: Path | None,
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, scheduler: str | None = None,
 ) -> Settings:  # fmt: skip
     """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
     if seconds is not None and programs is not None:
@@ -68,6 +69,12 @@ def checked_settings(
     if seconds is None and programs is None:
         seconds = SECONDS_DEFAULT
     profile_of(profile)
+    if scheduler is not None:
+        if jobs is not None:
+            raise UsageError(
+                "--jobs is for processes of this machine, and --scheduler takes all workers of its cluster; leave out one of them"
+            )
+        check_address(scheduler)
     chosen_oracle = checked_oracle(oracle, against, inspect)
     loaded = load_target(target)
     for family in families:
@@ -82,7 +89,8 @@ def checked_settings(
         seconds=seconds,
         programs=programs,
         seed=seed,
-        jobs=jobs,
+        jobs=jobs or 1,
+        scheduler=scheduler,
         out=out,
         against=against,
         inspect=inspect,

@@ -9,20 +9,29 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from time import monotonic
+from typing import NamedTuple
 
-from ..fuzz.campaign import Progress
+import msgspec
+
+from ..fuzz.progress import Progress
 from ..reports.terminal import plural
+from ..store.statistics import Statistics
 
-PLAIN_SECONDS = 10.0
+STATISTICS_NAMES = tuple(field for field in Statistics.__struct_fields__ if field != "complete")
+"""What a line says, in this order."""
 
 
-def plain_line(progress: Progress) -> str:
-    """The state as `name=value`, e.g. "phase=fuzzing seconds=20.0 programs=2412 ..."."""
-    last = "-" if progress.last_finding_seconds is None else f"{progress.last_finding_seconds:.1f}"
-    return (
-        f"phase={progress.phase} seconds={progress.seconds:.1f} programs={progress.programs} operations={progress.operations} "
-        f"accepted_share={progress.accepted_share:.3f} findings={progress.findings} last_finding_seconds={last} unknown={progress.unknown}"
-    )
+class Shown(NamedTuple):
+    """Whom a campaign tells where it is: after every step, and every ten seconds."""
+
+    on_progress: Callable[[Progress], None]
+    on_beat: Callable[[Statistics], None]
+
+
+def plain_line(statistics: Statistics) -> str:
+    """The statistics as `name=value`, in their order, e.g. "elapsed=20.0 programs=2412 ..."; "-" for what there is not."""
+    values = {name: getattr(statistics, name) for name in STATISTICS_NAMES}
+    return " ".join(f"{name}={'-' if value is None else value}" for name, value in values.items())
 
 
 def live_line(progress: Progress) -> str:
@@ -33,7 +42,7 @@ def live_line(progress: Progress) -> str:
         f"{progress.phase}  {progress.seconds:.0f} s",
         plural(progress.programs, "program"),
         f"{100 * progress.accepted_share:.0f} % accepted",
-        plural(progress.findings, "finding"),
+        plural(progress.findings, "finding") + (f" ({progress.findings_known} known)" if progress.findings_known else ""),
     ]
     if progress.last_finding_seconds is not None:
         parts.append(f"last at {progress.last_finding_seconds:.0f} s")
@@ -43,26 +52,15 @@ def live_line(progress: Progress) -> str:
 
 
 @contextlib.contextmanager
-def shown_progress() -> Iterator[Callable[[Progress], None]]:
-    """A function that shows a `Progress`, for as long as the context lasts."""
-    if sys.stderr.isatty():
+def shown_progress() -> Iterator[Shown]:
+    """What shows a campaign's progress, for as long as the context lasts."""
+    if sys.stderr is None:  # closed by whoever started us
+        yield Shown(lambda progress: None, lambda statistics: None)
+    elif sys.stderr.isatty():
         with _live() as show:
-            yield show
+            yield Shown(show, lambda statistics: None)
     else:
-        yield plain_progress(monotonic, lambda line: print(line, file=sys.stderr, flush=True))
-
-
-def plain_progress(clock: Callable[[], float], write: Callable[[str], None]) -> Callable[[Progress], None]:
-    """A function that writes a plain line at most every `PLAIN_SECONDS`; `clock` tells seconds."""
-    newest = clock()
-
-    def show(progress: Progress) -> None:
-        nonlocal newest
-        if clock() - newest >= PLAIN_SECONDS:
-            newest = clock()
-            write(plain_line(progress))
-
-    return show
+        yield Shown(lambda progress: None, lambda statistics: print(plain_line(statistics), file=sys.stderr, flush=True))
 
 
 @contextlib.contextmanager
@@ -71,5 +69,17 @@ def _live() -> Iterator[Callable[[Progress], None]]:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
-        yield lambda progress: live.update(Text(live_line(progress), no_wrap=True, overflow="ellipsis"))
+    newest: list[tuple[Progress, float]] = []
+
+    def line() -> Text:
+        """As it was told, with the seconds since then: nothing is told while a worker is waited for."""
+        text = (
+            live_line(msgspec.structs.replace(newest[-1][0], seconds=newest[-1][0].seconds + monotonic() - newest[-1][1])) if newest else ""
+        )
+        return Text(text, no_wrap=True, overflow="ellipsis")
+
+    def show(progress: Progress) -> None:
+        newest[:] = [(progress, monotonic())]
+
+    with Live(get_renderable=line, console=Console(stderr=True), transient=True, refresh_per_second=8):
+        yield show

@@ -254,12 +254,12 @@ def _padded(rows: Sequence[Sequence[str]]) -> list[tuple[str, str, str]]:
     return [(word, measured.rjust(width), stated) for word, measured, stated in rows]
 
 
-def machine_facts(packages: Sequence[str] = PACKAGES) -> list[tuple[str, str]]:
-    """The machine and the versions that the numbers were measured with, and the date."""
+def machine_facts(packages: Sequence[str] = PACKAGES, used: str = "one used") -> list[tuple[str, str]]:
+    """The machine (and of its cores, which were `used`) and the versions that the numbers were measured with, and the date."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = [
         ("date", datetime.now(UTC).date().isoformat()),
-        ("processor", f"{_processor()}, {os.cpu_count()} cores, one used"),
+        ("processor", f"{_processor()}, {os.cpu_count()} cores, {used}"),
         ("memory", f"{memory / (1 << 30):.0f} GiB"),
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
     ]

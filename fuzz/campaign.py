@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,13 +28,16 @@ from ..spec.models import Model
 from ..store.campaigns import Account, Campaign, Canary, Identity, Kept, Known, Noise, Replayed
 from ..store.findings import Finding, Oracle
 from ..store.keeping import Store
+from ..store.statistics import Statistics, write_statistics
 from .canary_watch import CanaryWatch
+from .cluster import Opening, check_address, connected, open_cluster
 from .continuing import Keeper, check_same
 from .corpus import Corpus
 from .ending import Ending, ended_by_signals
 from .known import Findings, Waiting, moment, now
 from .pair import open_bench
 from .profiles import SWARM, profile_of
+from .progress import BEAT_SECONDS, FIRST_BEAT_SECONDS, Progress, Watch, beating
 from .reach import Atlas
 from .reproduction import reproduction_script
 from .shards import SHARD_PROGRAMS, ShardResult, ShardTask, light, settled_heap, shard_model, shard_programs
@@ -41,6 +45,9 @@ from .signatures import coarse_signature, enabling_operations
 from .titles import title_of
 from .trial import Bench, Trial, answers_of
 from .workers import RERUNS, Here, Reduced, ReductionTask, Workers, open_pool
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 ROUND_SHARDS_MAX = 8
 """The first round is one shard, every other twice the one before, up to this many: what shows at once is known at once."""
@@ -65,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True):
     oracle   `engine`: the target's own fresh recompute is the truth
     steer    lead programs away from what is known already
     profile  which kind of programs to draw (fuzz/profiles.py)
+    scheduler  of the Dask cluster that does the work in place of `jobs` processes here
     """
 
     target: str
@@ -79,19 +87,7 @@ class Settings(msgspec.Struct, frozen=True):
     oracle: Oracle = "own"
     steer: bool = True
     profile: str = SWARM
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """Where a campaign is; told after every shard and every step of a reduction."""
-
-    seconds: float
-    programs: int
-    operations: int
-    accepted_share: float
-    findings: int
-    last_finding_seconds: float | None
-    unknown: int
-    phase: str
+    scheduler: str | None = None
 
 
 def round_of(shard: int) -> range:
@@ -104,18 +100,28 @@ def round_of(shard: int) -> range:
 
 class _Campaign:
     def __init__(
-        self, settings: Settings, bench: Bench, on_progress: Callable[[Progress], None], ending: Ending, store: Store | None
+        self,
+        settings: Settings,
+        bench: Bench,
+        on_progress: Callable[[Progress], None],
+        ending: Ending,
+        store: Store | None,
+        client: "Client | None" = None,
+        is_known: Callable[[Finding], bool] = lambda finding: False,
     ) -> None:
         self.settings = settings
         self.ending = ending
         self.bench = bench
         self.on_progress = on_progress
+        self.client = client
+        self.is_known = is_known
         self.started = monotonic()
         self.started_at = self.run_started_at = now()
         self.earlier_seconds = 0.0  # of earlier runs of the command
         self.position = self.start = 0  # programs that were drawn and merged; as many at the start of this run
         self.learned: int | None = None  # the shard from which on what was known then is known
         self.runs = 1
+        self.jobs = settings.jobs
         self.replayed: Replayed | None = None
         self.findings = Findings()
         self.corpus = Corpus()
@@ -193,11 +199,15 @@ class _Campaign:
         return tuple(testable)
 
     def workers(self) -> contextlib.AbstractContextManager[Workers]:
-        """This process for one job, else a pool."""
+        """This process for one job, else a pool, or a cluster."""
         settings = self.settings
+        noise = msgspec.json.encode(list(self.models.items()))
+        if self.client is not None and settings.scheduler is not None:
+            versions = (self.bench.version, self.bench.against_version)
+            opening = Opening(settings.target, settings.against, settings.inspect, settings.oracle, noise, versions)
+            return open_cluster(self.client, settings.scheduler, opening)
         if settings.jobs == 1:
             return contextlib.nullcontext(Here(self.bench, lambda trial: self.tell()))
-        noise = msgspec.json.encode(list(self.models.items()))
         return open_pool(settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise)
 
     def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
@@ -209,7 +219,8 @@ class _Campaign:
             shards = round_of(shard)
             if self.is_between_rounds:
                 self.learn(shard)
-            for result in workers.shards(self.round_tasks(shards[shard - shards.start :], families)):
+            ahead = self.round_tasks(round_of(shards.stop), families)  # right unless this round finds something
+            for result in workers.shards(self.round_tasks(shards[shard - shards.start :], families), ahead):
                 self.ending.end_if_asked()
                 canary = self.watch(watching, result)
                 with self.ending.held():
@@ -294,7 +305,7 @@ class _Campaign:
 
     def reduce_wave(self, workers: Workers, with_explained: bool) -> int:
         """Reduce some divergences that wait, and keep the new findings, in their order; how many trials that took, 0: none waits."""
-        most = WAVE_MAX if self.settings.seconds is None else self.settings.jobs
+        most = WAVE_MAX if self.settings.seconds is None else workers.count
         wave = self.findings.next_wave(with_explained, most)
         if not wave:
             return 0
@@ -371,8 +382,12 @@ class _Campaign:
         unknown = self.verdicts["unknown"] + self.verdicts["harness-error"]
         findings = len(self.findings.by_signature)
         share = accepted / max(1, self.operations)
-        progress = Progress(self.seconds, self.programs, self.operations, share, findings, self.last_finding_seconds, unknown, self.phase)
-        self.on_progress(progress)
+        known = sum(map(self.is_known, self.findings.by_signature.values()))
+        crashes = self.verdicts["crash"] + self.verdicts["hang"]
+        last = self.last_finding_seconds
+        self.on_progress(
+            Progress(self.seconds, self.programs, self.operations, share, findings, last, unknown, self.phase, known, crashes, self.jobs)
+        )
 
     def save(self, account: Account | None = None) -> None:
         """Keep all of this, in one transaction; `account`: the last one of this run."""
@@ -387,7 +402,7 @@ class _Campaign:
             version=self.bench.version,
             families=self.settings.families,
             seed=self.settings.seed,
-            jobs=self.settings.jobs,
+            jobs=self.jobs,
             started_at=self.started_at,
             seconds=round(self.earlier_seconds + self.seconds, 3),
             programs=self.programs,
@@ -428,7 +443,10 @@ class _Campaign:
                 self.replay(self.replayed, families)
             self.phase = "fuzzing"
             if families:
+                opening = monotonic()
                 with self.workers() as workers:
+                    self.jobs = workers.count
+                    self.started += monotonic() - opening  # neither is opening the target elsewhere
                     self.rounds(workers, families, watching)
             complete = True
         except KeyboardInterrupt:
@@ -536,9 +554,18 @@ def identity_of(settings: Settings) -> Identity:
     return Identity(**{name: getattr(settings, name) for name in Identity.__struct_fields__})
 
 
-def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
+def run_campaign(
+    settings: Settings,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_beat: Callable[[Statistics], None] = lambda statistics: None,
+    is_known: Callable[[Finding], bool] = lambda finding: False,
+) -> Campaign:
     """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete. In a folder that holds one of the
     same settings it goes on; the budget is for this run alone.
+
+    on_progress  is told where it is after every shard and every step of a reduction
+    on_beat      is told so from another thread every BEAT_SECONDS, whatever is going on; `stats.json` is written then, and at the end
+    is_known     whether a finding is one of a baseline; it is only counted apart
 
     Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, holds something else or is
     in use; UnavailableError when the target cannot be used.
@@ -548,14 +575,32 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     if (settings.seconds is None) == (settings.programs is None):
         raise UsageError("a campaign needs either a number of seconds or a number of programs")
     profile_of(settings.profile)
+    if settings.scheduler is not None:
+        check_address(settings.scheduler)
     use_one_thread()
+    watch = Watch()
+
+    def tell(progress: Progress) -> None:
+        watch.tell(progress)
+        on_progress(progress)
+
+    def beat() -> None:
+        statistics = watch.statistics()
+        on_beat(statistics)
+        if statistics.phase != "starting":  # a campaign that cannot start leaves its folder as it was
+            _keep(settings.out, statistics)
+
     with (
         _opened(settings) as store,
         ended_by_signals() as ending,
+        beating(beat, FIRST_BEAT_SECONDS, BEAT_SECONDS),
+        connected(settings.scheduler) if settings.scheduler is not None else contextlib.nullcontext() as client,
         open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
         settled_heap(),
     ):
-        return _Campaign(settings, bench, on_progress, ending, store).run()
+        campaign = _Campaign(settings, bench, tell, ending, store, client, is_known).run()
+    _keep(settings.out, watch.statistics("done", campaign.account.complete))
+    return campaign
 
 
 @contextlib.contextmanager
@@ -568,3 +613,10 @@ def _opened(settings: Settings) -> Iterator[Store | None]:
         if store.kept is not None:
             check_same(store.kept.identity, identity_of(settings), settings.out)
         yield store
+
+
+def _keep(out: Path | None, statistics: Statistics) -> None:
+    """Write `stats.json`; a folder that cannot be written any more is said by the campaign itself."""
+    if out is not None:
+        with contextlib.suppress(UsageError):
+            write_statistics(out, statistics)

@@ -200,8 +200,3 @@ def worker_bench() -> Bench:
     if _why_none:
         raise UnavailableError(f"a worker process cannot use the target: {_why_none[0]}")
     return _bench[0]
-
-
-def run_shard_in_worker(task: bytes) -> bytes:
-    """A ShardTask's result, both as MessagePack. Raises UnavailableError when the worker has no bench."""
-    return msgspec.msgpack.encode(run_shard(worker_bench(), msgspec.msgpack.decode(task, type=ShardTask)))

@@ -1,15 +1,18 @@
-"""Workers: a campaign's shards and reductions, run in its own process or in a pool of them, with the same answers.
+"""Workers: a campaign's shards and reductions, run in its own process or by others, with the same answers.
 
 Rules
 - Results come in the order of the tasks, however many processes take part.
 - A task is taken when there is room for it, so that whoever gives the tasks may stop when time is over.
+- Others are processes of this machine (here) or of a cluster (fuzz/cluster.py): an executor that takes tasks as MessagePack.
+- Where tasks run out before their results are in, room is left: what will probably be asked for next is begun. A task is a pure function, so
+  that its result is the same whenever it was begun; one that is not asked for after all is given up.
 - What a reduction costs is counted in trials; seconds end it only where the campaign's own budget is of seconds.
 """
 
 import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import active_children, get_context
@@ -20,7 +23,7 @@ import msgspec
 
 from ..spec.errors import UnavailableError
 from .reduction import Reduction, reduce_trial
-from .shards import ShardResult, ShardTask, light, run_shard, run_shard_in_worker, start_worker, worker_bench
+from .shards import ShardResult, ShardTask, light, run_shard, start_worker, worker_bench
 from .trial import Bench, Trial
 
 RERUNS = 10
@@ -71,15 +74,32 @@ def reduce_task(bench: Bench, task: ReductionTask, on_step: Callable[[Trial], No
     return Reduced(reduction, reproduced, monotonic() - started)
 
 
-def _reduce_in_worker(task: bytes) -> bytes:
-    return msgspec.msgpack.encode(reduce_task(worker_bench(), msgspec.msgpack.decode(task, type=ReductionTask)))
+def shard(bench: Bench, task: bytes) -> bytes:
+    """A ShardTask's result, both as MessagePack."""
+    return msgspec.msgpack.encode(run_shard(bench, msgspec.msgpack.decode(task, type=ShardTask)))
+
+
+def reduction(bench: Bench, task: bytes) -> bytes:
+    """What came of a ReductionTask, both as MessagePack."""
+    return msgspec.msgpack.encode(reduce_task(bench, msgspec.msgpack.decode(task, type=ReductionTask)))
+
+
+Work = Callable[[Bench, bytes], bytes]
+
+
+NOTHING_AHEAD: Iterator[ShardTask] = iter(())
 
 
 class Workers(Protocol):
     """Whoever does the work."""
 
-    def shards(self, tasks: Iterator[ShardTask]) -> Iterator[ShardResult]:
-        """Results in the order of the tasks."""
+    @property
+    def count(self) -> int:
+        """How many processes work at a time."""
+        ...
+
+    def shards(self, tasks: Iterator[ShardTask], ahead: Iterator[ShardTask] = NOTHING_AHEAD) -> Iterator[ShardResult]:
+        """Results in the order of the tasks. ahead: what will probably be asked for after them."""
         ...
 
     def reductions(self, tasks: Iterable[ReductionTask]) -> Iterator[Reduced]:
@@ -90,11 +110,13 @@ class Workers(Protocol):
 class Here:
     """The campaign's own process; `on_step` is told of every smaller program."""
 
+    count = 1
+
     def __init__(self, bench: Bench, on_step: Callable[[Trial], None]) -> None:
         self._bench = bench
         self._on_step = on_step
 
-    def shards(self, tasks: Iterator[ShardTask]) -> Iterator[ShardResult]:
+    def shards(self, tasks: Iterator[ShardTask], ahead: Iterator[ShardTask] = NOTHING_AHEAD) -> Iterator[ShardResult]:
         for task in tasks:
             yield run_shard(self._bench, task)
 
@@ -103,51 +125,146 @@ class Here:
             yield reduce_task(self._bench, task, self._on_step)
 
 
+class Sent(Protocol):
+    """A task that was given to somebody."""
+
+    def result(self) -> bytes:
+        """Wait for what it came to. Raises UnavailableError when nobody can do it."""
+        ...
+
+    def cancel(self) -> object:
+        """Nobody waits for it any more."""
+        ...
+
+
+class Executor(Protocol):
+    """Processes that have a bench each."""
+
+    @property
+    def count(self) -> int:
+        """How many they are now."""
+        ...
+
+    def submit(self, work: Work, task: bytes) -> Sent: ...
+
+
 class Pool:
-    """Several processes on this machine."""
+    """Several processes."""
 
-    def __init__(self, executor: ProcessPoolExecutor, jobs: int) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._jobs = jobs
+        self._ahead: dict[bytes, Sent] = {}
 
-    def shards(self, tasks: Iterator[ShardTask]) -> Iterator[ShardResult]:
-        for answer in self._in_order(run_shard_in_worker, map(msgspec.msgpack.encode, tasks)):
-            yield msgspec.msgpack.decode(answer, type=ShardResult)
+    @property
+    def count(self) -> int:
+        return self._executor.count
+
+    def shards(self, tasks: Iterator[ShardTask], ahead: Iterator[ShardTask] = NOTHING_AHEAD) -> Iterator[ShardResult]:
+        encode = msgspec.msgpack.encode
+        begun, self._ahead = self._ahead, {}
+        try:
+            for answer in self._in_order(shard, map(encode, tasks), begun, map(encode, ahead)):
+                yield msgspec.msgpack.decode(answer, type=ShardResult)
+        finally:
+            _cancel(begun.values())
 
     def reductions(self, tasks: Iterable[ReductionTask]) -> Iterator[Reduced]:
-        for answer in self._in_order(_reduce_in_worker, map(msgspec.msgpack.encode, tasks)):
+        for answer in self._in_order(reduction, map(msgspec.msgpack.encode, tasks), {}, iter(())):
             yield msgspec.msgpack.decode(answer, type=Reduced)
 
-    def _in_order(self, work: Callable[[bytes], bytes], tasks: Iterator[bytes]) -> Iterator[bytes]:
-        running: list[Future[bytes]] = []
+    def _in_order(self, work: Work, tasks: Iterator[bytes], begun: dict[bytes, Sent], ahead: Iterator[bytes]) -> Iterator[bytes]:
+        """Results in the order of the tasks; as many are under way as keep everybody busy while the results are looked at."""
+        running: list[Sent] = []
         try:
             while True:
-                for task in islice(tasks, 2 * self._jobs - len(running)):
-                    with _no_signals_to_new_processes():
-                        running.append(self._executor.submit(work, task))
+                for task in islice(tasks, max(0, 2 * self.count - len(running))):
+                    running.append(begun.pop(task) if task in begun else self._executor.submit(work, task))
                 if not running:
                     return
+                for task in islice(ahead, max(0, 2 * self.count - len(running) - len(self._ahead))):
+                    self._ahead[task] = self._executor.submit(work, task)
                 yield running.pop(0).result()
-        except BrokenProcessPool:
-            raise UnavailableError(
-                "a worker process ended by itself or was killed, perhaps for memory; fewer --jobs need less of it"
-            ) from None
         finally:
-            for future in running:
-                future.cancel()
+            _cancel(running)
+
+    def close(self) -> None:
+        """Give up what was begun ahead."""
+        _cancel(self._ahead.values())
+        self._ahead = {}
+
+
+def _cancel(tasks: Iterable[Sent]) -> None:
+    for sent in tasks:
+        sent.cancel()
+
+
+class _SentHere:
+    """A task of a local process."""
+
+    def __init__(self, future: Future[bytes]) -> None:
+        self._future = future
+        self.cancel = future.cancel
+
+    def result(self) -> bytes:
+        try:
+            return self._future.result()
+        except BrokenProcessPool:
+            raise _broken_pool() from None
+
+
+def _broken_pool() -> UnavailableError:
+    return UnavailableError("a worker process ended by itself or was killed, perhaps for memory; fewer --jobs need less of it")
+
+
+def _work_here(work: Work, task: bytes) -> bytes:
+    return work(worker_bench(), task)
+
+
+class Local:
+    """Processes of this machine."""
+
+    def __init__(self, executor: ProcessPoolExecutor, count: int) -> None:
+        self._executor = executor
+        self.count = count
+
+    def submit(self, work: Work, task: bytes) -> _SentHere:
+        try:
+            with _no_signals_to_new_processes():
+                return _SentHere(self._executor.submit(_work_here, work, task))
+        except BrokenProcessPool:
+            raise _broken_pool() from None
 
 
 @contextlib.contextmanager
 def open_pool(jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes) -> Iterator[Pool]:
-    """A pool of `jobs` processes, each with a bench of its own; the arguments are those of `start_worker`."""
+    """A pool of `jobs` processes, each with a bench of its own, one of them ready; the arguments are those of `start_worker`."""
     others = set(active_children())
-    with ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise)) as executor:
+    with (
+        ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise)) as executor,
+        contextlib.closing(Pool(Local(executor, jobs))) as pool,
+    ):
         try:
-            yield Pool(executor, jobs)
+            _await_first(executor, jobs)
+            yield pool
         except BaseException:  # whoever wants to end does not wait for what is being done
             for process in set(active_children()) - others:
                 process.kill()
             raise
+
+
+def _await_first(executor: ProcessPoolExecutor, jobs: int) -> None:
+    """Start all processes, and wait until one of them has opened its bench: the time before is not fuzzing."""
+    with _no_signals_to_new_processes():
+        started = [executor.submit(_nothing) for _ in range(jobs)]
+    try:
+        wait(started, return_when=FIRST_COMPLETED)
+    finally:
+        for future in started:
+            future.cancel()
+
+
+def _nothing() -> None:
+    """A task that any worker has done as soon as it is there."""
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ import pytest
 from statedrift.cli import application, failures, output
 from statedrift.cli.fuzzing import checked_settings, status_of_campaign
 from statedrift.cli.inventory import abilities_text, families_text, targets_text
-from statedrift.cli.progress import PLAIN_SECONDS, live_line, plain_progress
+from statedrift.cli.progress import live_line, plain_line
 from statedrift.cli.reducing import PROGRESS_SECONDS, shown_steps
 from statedrift.cli.replaying import finite, replay_object, status_of
-from statedrift.fuzz.campaign import Progress
+from statedrift.fuzz.progress import Progress
 from statedrift.fuzz.trial import Trial
 from statedrift.reports.terminal import account_text, verdict_sentence
 from statedrift.spec.errors import UnavailableError, UsageError
@@ -25,6 +25,7 @@ from statedrift.spec.target import Capabilities
 from statedrift.spec.verdicts import DIVERGENCE_KINDS, Verdict, VerdictKind
 from statedrift.store.campaigns import Account, Campaign
 from statedrift.store.findings import Finding
+from statedrift.store.statistics import Statistics
 from statedrift.targets.llamacpp import TARGET as LLAMACPP
 from statedrift.targets.numba import TARGET as NUMBA
 
@@ -296,21 +297,18 @@ def test_verdicts_stand_in_one_order_whatever_came_first() -> None:
 PROGRESS = Progress(12.34, 2412, 30000, 0.871, 2, 3.25, 1, "fuzzing")
 
 
-def test_plain_progress_is_one_line_in_ten_seconds() -> None:
-    now = 0.0
-    lines: list[str] = []
-    show = plain_progress(lambda: now, lines.append)
-    for step in range(31):
-        now = float(step)
-        show(PROGRESS)
-    assert len(lines) == 30 // PLAIN_SECONDS
-    assert lines[0] == (
-        "phase=fuzzing seconds=12.3 programs=2412 operations=30000 accepted_share=0.871 findings=2 last_finding_seconds=3.2 unknown=1"
+def test_a_plain_line_has_its_names_in_their_order() -> None:
+    statistics = Statistics(12.3, 2412, 201.4, 87.1, 2, 1, 4, 1, 3.2, 2, "fuzzing")
+    assert plain_line(statistics) == (
+        "elapsed=12.3 programs=2412 programs_per_second=201.4 accepted_percent=87.1 findings_new=2 findings_known=1 crashes=4 unknown=1 "
+        "seconds_since_last_find=3.2 jobs=2 phase=fuzzing"
     )
+    assert " seconds_since_last_find=- " in plain_line(msgspec.structs.replace(statistics, seconds_since_last_find=None))
 
 
 def test_the_live_line_says_the_same_in_words() -> None:
     assert live_line(PROGRESS) == "fuzzing  12 s · 2,412 programs · 87 % accepted · 2 findings · last at 3 s · 1 unknown"
+    assert " · 2 findings (1 known) · " in live_line(msgspec.structs.replace(PROGRESS, findings_known=1))
     assert live_line(msgspec.structs.replace(PROGRESS, phase="noise")) == "measuring the noise floor"
 
 
