@@ -20,6 +20,7 @@ from ..store.campaigns import Campaign, is_mostly_known, is_silent
 from ..store.findings import Oracle
 from ..targets.registry import load_target
 from . import failures
+from .gating import close_gate, opened_baseline, replayed_gate
 from .output import say
 from .progress import shown_progress
 from .reporting import summary_text
@@ -31,18 +32,24 @@ SECONDS_MAX = 30 * 86_400.0
 def fuzz_command(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
     against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
+    baseline: Path | None = None, strict: bool = False,
 ) -> int:  # fmt: skip
-    """Run a campaign and print its summary; the answer is the exit status."""
+    """Run a campaign and print its summary, or what its gate comes to; the answer is the exit status."""
+    known = opened_baseline(baseline, strict)
     settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile)
+    gate = None if known is None else replayed_gate(known, settings, strict, undocumented)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
         for reason in dict.fromkeys(campaign.account.could_not_test.values()):
             failures.complain(reason)
         return failures.COULD_NOT_TEST
-    say(summary_text(campaign, out))
+    if gate is None:
+        say(summary_text(campaign, out))
     if campaign.not_written:
         failures.complain(f"this campaign is not kept: {campaign.not_written}")
+    if gate is not None:
+        return close_gate(campaign, gate, out, is_tested(campaign))
     return status_of_campaign(campaign, undocumented)
 
 
@@ -112,12 +119,15 @@ def _offered_by_both(target: str, offered: Sequence[str], against: str, families
 def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
     """1 when a divergence counts (one that was not reduced always does), else 2 when something could not be tested or kept, nothing was
     judged, more than a hundredth is unknown or the canary was silent, else 0."""
-    account = campaign.account
-    if account.unreduced or any(finding.documented or undocumented for finding in campaign.findings):
+    if campaign.account.unreduced or any(finding.documented or undocumented for finding in campaign.findings):
         return failures.DIVERGENCE
+    return failures.OK if is_tested(campaign) else failures.COULD_NOT_TEST
+
+
+def is_tested(campaign: Campaign) -> bool:
+    """Whether a campaign could test all that it was asked to, judged nearly all of it, was not blind, and is kept where it should be."""
+    account = campaign.account
     faults = account.verdicts.get("harness-error", 0)
     judged = account.programs - account.verdicts.get("unknown", 0) - faults
-    is_tested = judged > 0 and not faults and not account.could_not_test and account.ended_by is None and is_mostly_known(account.verdicts)
-    if campaign.not_written or not is_tested or is_silent(account.canary):
-        return failures.COULD_NOT_TEST
-    return failures.OK
+    is_whole = judged > 0 and not faults and not account.could_not_test and account.ended_by is None
+    return is_whole and is_mostly_known(account.verdicts) and not is_silent(account.canary) and not campaign.not_written

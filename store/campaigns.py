@@ -59,11 +59,15 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Unreduced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Divergent programs that were not reduced, so that no finding stands for them: their coarse signature, and one of them on one line."""
+    """Divergent programs that were not reduced, so that no finding stands for them: their coarse signature, and one of them on one line.
+
+    operations  which operations came before the divergence in these programs, every set of words once (as in signatures, sorted)
+    """
 
     signature: str
     programs: Count
     program: str
+    operations: tuple[tuple[str, ...], ...] = ()
 
 
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
