@@ -10,7 +10,7 @@ Source: CIFuzz, infra/cifuzz/fuzz_target.py (a crash counts as gone after 10 att
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 
 import msgspec
@@ -62,12 +62,10 @@ def replay_baseline(
     today: date,
     strict: bool,
     undocumented: bool,
-    on_step: Callable[[int], None] = lambda replayed: None,
 ) -> Gate:
     """Replay a baseline's entries on a campaign's target.
 
-    today    UTC; an entry whose last day is before it is expired
-    on_step  is told how many entries are done
+    today  UTC; an entry whose last day is before it is expired
     Raises UnavailableError when the target cannot be used at all.
     """
     entries = chosen_entries(baseline, settings)
@@ -75,13 +73,12 @@ def replay_baseline(
     version = ""
     for inspect in (False, True):
         same = [entry for entry in entries if entry.inspect == inspect]
-        if not same and (inspect or entries):
+        if not same:
             continue
         with open_bench(settings.target, settings.against, inspect, settings.oracle) as bench:
             version = bench.version
             for model in dict.fromkeys(entry.program.model for entry in same):
                 replayed |= _replayed(bench, [entry for entry in same if entry.program.model == model])
-                on_step(len(replayed))
     results = tuple(_with_day(replayed[key_of(entry)], today) for entry in entries)
     return Gate(
         str(baseline.path),

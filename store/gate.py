@@ -52,7 +52,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries   in it
     left_out  of them were not replayed: entries of other targets, of families that were not asked for, or of another oracle
     day       UTC
-    version   of the target
+    version   of the target; empty when nothing was replayed
     strict    what is gone is red, too
     undocumented  what the target's documentation does not promise is red, too
     """
