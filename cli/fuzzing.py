@@ -16,7 +16,7 @@ from ..fuzz.truth import ORACLES
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
-from ..store.campaigns import Campaign, is_mostly_known, is_silent
+from ..store.campaigns import Campaign, is_tested
 from ..store.findings import Oracle
 from ..targets.registry import load_target
 from . import failures
@@ -49,7 +49,7 @@ def fuzz_command(
     if campaign.not_written:
         failures.complain(f"this campaign is not kept: {campaign.not_written}")
     if gate is not None:
-        return close_gate(campaign, gate, out, is_tested(campaign))
+        return close_gate(campaign, gate, out)
     return status_of_campaign(campaign, undocumented)
 
 
@@ -122,12 +122,3 @@ def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
     if campaign.account.unreduced or any(finding.documented or undocumented for finding in campaign.findings):
         return failures.DIVERGENCE
     return failures.OK if is_tested(campaign) else failures.COULD_NOT_TEST
-
-
-def is_tested(campaign: Campaign) -> bool:
-    """Whether a campaign could test all that it was asked to, judged nearly all of it, was not blind, and is kept where it should be."""
-    account = campaign.account
-    faults = account.verdicts.get("harness-error", 0)
-    judged = account.programs - account.verdicts.get("unknown", 0) - faults
-    is_whole = judged > 0 and not faults and not account.could_not_test and account.ended_by is None
-    return is_whole and is_mostly_known(account.verdicts) and not is_silent(account.canary) and not campaign.not_written

@@ -18,7 +18,7 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program
 from ..store.baseline import Baseline, Entry, Key, Versions, key_of, read_baseline
 from ..store.baseline_changes import Change, Seen, entry_of, prune_baseline, update_baseline
-from ..store.campaigns import Campaign
+from ..store.campaigns import Campaign, is_tested
 from ..store.gate import Gate, is_red, sorted_out, write_gate
 from . import failures
 from .output import say, visible
@@ -60,11 +60,8 @@ def _tell(line: str) -> None:
         print(visible(line), file=sys.stderr, flush=True)
 
 
-def close_gate(campaign: Campaign, gate: Gate, folder: Path | None, is_tested: bool) -> int:
-    """Keep and show what came of a gate and the campaign behind it; the answer is the exit status.
-
-    is_tested  whether the campaign could test all that it was asked to
-    """
+def close_gate(campaign: Campaign, gate: Gate, folder: Path | None) -> int:
+    """Keep and show what came of a gate and the campaign behind it; the answer is the exit status."""
     is_kept = True
     if folder is not None and not campaign.not_written:
         try:
@@ -76,7 +73,7 @@ def close_gate(campaign: Campaign, gate: Gate, folder: Path | None, is_tested: b
     parts = sorted_out(campaign.account, campaign.findings, gate)
     if is_red(parts, gate):
         return failures.DIVERGENCE
-    return failures.OK if is_tested and is_kept and not parts.could_not_test else failures.COULD_NOT_TEST
+    return failures.OK if is_tested(campaign) and is_kept and not parts.could_not_test else failures.COULD_NOT_TEST
 
 
 # --- the file ----------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..store.baseline import Entry
-from ..store.campaigns import Campaign
+from ..store.campaigns import Campaign, is_tested
 from ..store.findings import Finding
 from ..store.gate import Gate, Replayed, Sorted, is_red, sorted_out
 from .terminal import could_not_test_words, in_order, line_width, numbered_program, plural, short_version, wrapped
@@ -22,7 +22,7 @@ from .terminal import could_not_test_words, in_order, line_width, numbered_progr
 COLUMNS = 80
 ROWS = 23
 """Of a screen of 24: the last one has the prompt."""
-_LABEL_WIDTH = 15
+_LABEL_WIDTH = 14
 
 
 class _Item(NamedTuple):
@@ -42,7 +42,7 @@ def gate_colour(campaign: Campaign, gate: Gate) -> str:
     parts = sorted_out(campaign.account, campaign.findings, gate)
     if is_red(parts, gate):
         return "red"
-    return "not tested" if parts.could_not_test or could_not_test_words(campaign.account) else "green"
+    return "green" if is_tested(campaign) and not parts.could_not_test else "not tested"
 
 
 def gate_sentence(campaign: Campaign, gate: Gate) -> str:
@@ -137,6 +137,8 @@ def _items(campaign: Campaign, parts: Sorted, replay_of: Callable[[Finding], str
         items.append(_plain_item(f"{expired_words(replayed)}: {replayed.entry.signature}{people_words(replayed.entry)}"))
     for replayed in parts.could_not_test:
         items.append(_plain_item(f"could not test: {replayed.entry.signature}: {replayed.why}"))
+    for reason, program in campaign.account.not_judged:
+        items.append(_plain_item(f"not judged: {reason}", program))
     for replayed in parts.gone:
         items.append(_plain_item(f"fixed? {replayed.entry.signature}{people_words(replayed.entry)}"))
     for replayed in parts.other:
@@ -191,7 +193,7 @@ def gate_text(campaign: Campaign, gate: Gate) -> str:
     lines = wrapped("gate         " + gate_sentence(campaign, gate), " " * 13)
     lines += wrapped(f"baseline     {gate.file}: {entries_words(gate.entries)}{left_out}; replayed {gate.day}", " " * 13)
     for label, words in gate_rows(campaign, parts):
-        lines += wrapped(f"  {label:<{_LABEL_WIDTH - 2}}  {words}", " " * (_LABEL_WIDTH + 2))
+        lines += wrapped(f"  {label:<{_LABEL_WIDTH}}  {words}", " " * (_LABEL_WIDTH + 4))
     return "\n".join(lines) + "\n"
 
 
@@ -204,7 +206,7 @@ def gate_rows(campaign: Campaign, parts: Sorted) -> list[tuple[str, str]]:
     rows += [("could not test", f"{replayed.entry.signature}: {replayed.why}") for replayed in parts.could_not_test]
     rows += [("fixed?", f"{_named(replayed)}") for replayed in parts.gone]
     rows += [("differs", f"{replayed.entry.signature} shows {replayed.signature}") for replayed in parts.other]
-    rows += [("known", _named(replayed)) for replayed in parts.reproduced if not replayed.expired]
+    rows += [("known", _named(replayed)) for replayed in parts.reproduced]
     rows += [("undocumented", finding.signature) for finding in in_order(parts.passed_over)]
     return rows
 

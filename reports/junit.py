@@ -26,13 +26,14 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 class _Case(NamedTuple):
-    """One test case; `how`: "passed", or the element that says why it did not."""
+    """One test case; `how`: "passed", or the element that says why it did not; `type`: of a failure or error."""
 
     family: str
     name: str
     how: str
     message: str = ""
     text: str = ""
+    type: str = "could-not-test"
     seconds: float = 0.0
 
 
@@ -74,7 +75,7 @@ def _add_case(suite: ElementTree.Element, case: _Case, classname: str) -> None:
         return
     how = ElementTree.SubElement(element, case.how, {"message": _clean(case.message)})
     if case.how != "skipped":
-        how.set("type", case.message.split(":", 1)[0].split(" ", 1)[0])
+        how.set("type", case.type)
     if case.text:
         how.text = _clean(case.text)
 
@@ -100,7 +101,7 @@ def _cases(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding],
         cases += [_entry_case(replayed, parts, gate) for replayed in gate.replayed]
     for left in account.unreduced if parts is None else parts.unreduced:
         words = f"not reduced: {plural(left.programs, 'program')}"
-        cases.append(_Case(_family_of(left.signature, account.families), left.signature, "failure", words, left.program))
+        cases.append(_Case(_family_of(left.signature, account.families), left.signature, "failure", words, left.program, "not-reduced"))
     cases.append(_campaign_case(campaign))
     order = {family: number for number, family in enumerate((*account.families, CAMPAIGN))}
     return sorted(cases, key=lambda case: order.get(case.family, -1))
@@ -117,7 +118,7 @@ def _family_case(campaign: Campaign, family: str) -> _Case:
         return _Case(family, "was tested", "error", "could not test: " + account.could_not_test[family].removeprefix("could not test: "))
     if not account.programs:
         return _Case(family, "was tested", "error", "could not test: it ended before the first program")
-    return _Case(family, "was tested", "passed", seconds=account.seconds / len(account.families))
+    return _Case(family, "was tested", "passed", seconds=account.seconds / max(1, len(account.families) - len(account.could_not_test)))
 
 
 def _campaign_case(campaign: Campaign) -> _Case:
@@ -136,7 +137,7 @@ def _finding_case(finding: Finding, how: str, message: str, replay_of: Callable[
         f"version  {finding.version}",
         *finding.log,
     ]
-    return _Case(finding.family, finding.signature, how, message, "\n".join(lines))
+    return _Case(finding.family, finding.signature, how, message, "\n".join(lines), finding.verdict.kind)
 
 
 def _entry_case(replayed: Replayed, parts: Sorted, gate: Gate) -> _Case:
@@ -149,9 +150,11 @@ def _entry_case(replayed: Replayed, parts: Sorted, gate: Gate) -> _Case:
         how, message = "skipped", f"known: {people}" if people else "known"
     elif replayed.outcome == "gone":
         message = f"fixed? No divergence in {plural(replayed.runs, 'run')} any more; take the entry out of {gate.file}"
-        return _Case(entry.family, entry.signature, "failure" if gate.strict else "passed", message, f"{message}\n{program}")
+        return _Case(entry.family, entry.signature, "failure" if gate.strict else "passed", message, f"{message}\n{program}", "gone")
     elif replayed.outcome == "differs":
         how, message = ("failure" if replayed in parts.other_new else "skipped"), f"differs: it shows {replayed.signature}"
     else:
         how, message = "error", f"could not test: {replayed.why}"
-    return _Case(entry.family, entry.signature, how, message, program)
+    return _Case(
+        entry.family, entry.signature, how, message, program, "expired" if replayed.expired else replayed.outcome.replace(" ", "-")
+    )

@@ -160,6 +160,15 @@ class Campaign(msgspec.Struct, frozen=True):
     not_written: str = ""
 
 
+def is_tested(campaign: Campaign) -> bool:
+    """Whether a campaign could test all that it was asked to, judged nearly all of it, was not blind, and is kept where it should be."""
+    account = campaign.account
+    faults = account.verdicts.get("harness-error", 0)
+    judged = account.programs - account.verdicts.get("unknown", 0) - faults
+    is_whole = judged > 0 and not faults and not account.could_not_test and account.ended_by is None
+    return is_whole and is_mostly_known(account.verdicts) and not is_silent(account.canary) and not campaign.not_written
+
+
 ACCOUNT_FILE = "campaign.json"
 FINDINGS_FOLDER = "findings"
 

@@ -74,7 +74,7 @@ class Sorted(NamedTuple):
     new           findings that no entry names, and that count
     passed_over   new ones in uses that the target's documentation does not promise; they do not count unless asked
     known         findings that an entry names
-    reproduced    entries that show themselves as before
+    reproduced    entries that show themselves as before, and are not expired
     gone          entries that do not (`fixed?`)
     other_new     entries that show another divergence, which no entry names and which counts
     other         entries that show another divergence that does not count, or is known itself
@@ -108,7 +108,7 @@ def sorted_out(account: Account, findings: tuple[Finding, ...], gate: Gate) -> S
         new=tuple(finding for finding in unnamed if finding.documented or gate.undocumented),
         passed_over=tuple(finding for finding in unnamed if not (finding.documented or gate.undocumented)),
         known=tuple(finding for finding in findings if key_of(finding) in keys),
-        reproduced=_with_outcome(gate, "reproduces"),
+        reproduced=tuple(replayed for replayed in _with_outcome(gate, "reproduces") if not replayed.expired),
         gone=_with_outcome(gate, "gone"),
         other_new=tuple(other_new),
         other=tuple(replayed for replayed in differing if replayed not in other_new),

@@ -210,15 +210,24 @@ def test_what_was_not_reduced_is_red_unless_a_known_divergence_may_be_the_reason
     assert red(gate_with(Replayed(ROLLBACK, "gone", 10)), account=left(("decode", "rollback")))
 
 
-def status(gate: Gate, *findings: Finding, folder: Path | None = None, is_tested: bool = True) -> int:
-    return close_gate(Campaign(ACCOUNT, findings), gate, folder, is_tested)
+FAULTY_ACCOUNT = msgspec.structs.replace(
+    ACCOUNT, verdicts={"ok": 99, "harness-error": 1}, not_judged=(("harness-error: ours", "model lfm2"),)
+)
+
+
+def status(gate: Gate, *findings: Finding, folder: Path | None = None, account: Account = ACCOUNT) -> int:
+    return close_gate(Campaign(account, findings), gate, folder)
 
 
 def test_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(GATE, FOUND) == 0
     assert status(GATE, NEW) == 1
-    assert status(GATE, NEW, is_tested=False) == 1
-    assert status(GATE, FOUND, is_tested=False) == 2
+    assert status(GATE, NEW, account=FAULTY_ACCOUNT) == 1
+    capsys.readouterr()
+    assert status(GATE, FOUND, account=FAULTY_ACCOUNT) == 2
+    shown = capsys.readouterr().out
+    assert shown.startswith("not tested: ")
+    assert "not judged: harness-error: ours" in shown
     assert status(gate_with(Replayed(ROLLBACK, "could not test", 0, why="it is away"))) == 2
     assert "it is away" in capsys.readouterr().out
 
