@@ -175,7 +175,7 @@ def _to_do(parts: Sorted, gate: Gate, folder: Path | None) -> list[str]:
     if parts.new or parts.other_new:
         lines += [f"to do: fix what is new, or take it into the baseline with a reason{kept}:", f"  {command} --update"]
     if parts.unreduced:
-        lines += ["to do: run longer, so that what was not reduced gets its turn"]
+        lines += ["to do: run longer, or give --programs, so that the rest gets reduced"]
     if parts.expired:
         lines += [f"to do: fix what is expired, or give it a later day in {gate.file}"]
     if parts.gone:

@@ -31,7 +31,8 @@ class Replayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     signature   what it shows where it `differs`
     documented  of that
     why         why it could not be tested
-    coarse, operations  of its divergence: the coarse signature, and the operations that came before
+    coarse      where it reproduces: its coarse signature
+    operations  that came before its divergence
     """
 
     entry: Entry
