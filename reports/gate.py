@@ -88,7 +88,8 @@ def gate_screen(campaign: Campaign, gate: Gate, replay_of: Callable[[Finding], s
     account = campaign.account
     head = _cut(gate_sentence(campaign, gate), "  ") + _cut(
         f"{account.target} {short_version(account.version)} · {', '.join(account.families)} · {plural(account.programs, 'program')}, "
-        f"{account.seconds:.1f} s · baseline {gate.file}, {entries_words(len(gate.replayed))} replayed",
+        f"{account.seconds:.1f} s · baseline {gate.file}, {entries_words(len(gate.replayed))} replayed"
+        + ("" if account.complete else " · stopped before its end"),
         "  ",
     )
     foot = _to_do(parts, gate, folder)
@@ -170,16 +171,17 @@ def _to_do(parts: Sorted, gate: Gate, folder: Path | None) -> list[str]:
     """What whoever sees a red gate does about it."""
     where = "DIR" if folder is None else shlex.quote(str(folder))
     command = f"statedrift baseline {where} --file {shlex.quote(gate.file)}"
-    kept = " (of a campaign kept with --out DIR)" if folder is None else ""
     lines = []
     if parts.new or parts.other_new:
-        lines += [f"to do: fix what is new, or take it into the baseline with a reason{kept}:", f"  {command} --update"]
+        lines += ["to do: fix what is new, or take it into the baseline with a reason:", f"  {command} --update"]
     if parts.unreduced:
         lines += ["to do: run longer, or give --programs, so that the rest gets reduced"]
     if parts.expired:
         lines += [f"to do: fix what is expired, or give it a later day in {gate.file}"]
     if parts.gone:
-        lines += [f"to do: take what is fixed out of the baseline{kept}:", f"  {command} --prune"]
+        lines += ["to do: take what is fixed out of the baseline:", f"  {command} --prune"]
+    if folder is None and (parts.new or parts.other_new or parts.gone):
+        lines.append("DIR is the campaign's folder: give --out DIR, so that there is one")
     return lines
 
 

@@ -144,6 +144,12 @@ def test_two_findings_are_shown_in_full_and_many_in_short() -> None:
     assert programs(4) == 0
 
 
+def test_a_campaign_that_was_stopped_is_said_to_be() -> None:
+    stopped = Campaign(msgspec.structs.replace(ACCOUNT, complete=False), ())
+    assert "stopped before its end" in gate_screen(stopped, GREEN, replay_of, None)
+    assert "stopped" not in gate_screen(QUIET, GREEN, replay_of, None)
+
+
 def test_without_a_folder_it_says_that_the_campaign_must_be_kept() -> None:
     text = gate_screen(Campaign(ACCOUNT, (NEW,)), GREEN, replay_of, None)
     assert "--out DIR" in text
