@@ -101,6 +101,13 @@ def fuzz(
     against: AgainstOption = None,
     inspect: InspectOption = False,
     oracle: OracleOption = "own",
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="Replay these known findings first, and fail on what is new or expired only."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With --baseline: also fail on a known finding that does not show any more.")
+    ] = False,
 ) -> int:
     """Look for divergences with generated programs."""
     from .fuzzing import fuzz_command
@@ -120,6 +127,8 @@ def fuzz(
         profile,
         scheduler,
         fresh,
+        baseline,
+        strict,
     )
 
 
@@ -178,11 +187,29 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A campaign's folder.")],
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the findings as CSV; - is standard output.")] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write the findings as Parquet.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, for the test page of a CI job.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown, for the page of a CI job.")] = None,
+    trend: Annotated[Path | None, typer.Option("--trend", metavar="FILE", help="Add a row for today to a table in Markdown.")] = None,
 ) -> int:
     """Show a campaign again, or write its findings."""
     from .reporting import report_command
 
-    return report_command(folder, csv, parquet)
+    return report_command(folder, csv, parquet, junit=junit, markdown=markdown, trend=trend)
+
+
+@application.command()
+def baseline(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A campaign's folder.")],
+    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The baseline, in TOML; --update makes it when there is none.")],
+    update: Annotated[
+        bool, typer.Option("--update", help="Add the campaign's findings, and bring up to date when they were seen.")
+    ] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove the entries that the campaign's gate replayed and that are gone.")] = False,
+) -> int:
+    """Change a file of known findings by what a campaign found."""
+    from .gating import baseline_command
+
+    return baseline_command(folder, file, update, prune)
 
 
 @application.command()

@@ -20,11 +20,12 @@ from ..fuzz.truth import ORACLES
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
-from ..store.campaigns import Campaign, is_mostly_known, is_silent
+from ..store.campaigns import Campaign, is_tested
 from ..store.findings import Oracle
 from ..store.keeping import fresh_folder
 from ..targets.registry import load_target
 from . import failures
+from .gating import close_gate, is_known_to, opened_baseline, replayed_gate
 from .output import say
 from .progress import shown_progress
 from .reporting import summary_text
@@ -36,24 +37,30 @@ SECONDS_MAX = 30 * 86_400.0
 def fuzz_command(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int | None, out: Path | None, undocumented: bool,
     against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, scheduler: str | None = None, fresh: bool = False,
+    baseline: Path | None = None, strict: bool = False,
 ) -> int:  # fmt: skip
-    """Run a campaign and print its summary; the answer is the exit status. `fresh`: start over beside what `out` holds."""
+    """Run a campaign and print its summary, or what its gate comes to; the answer is the exit status. `fresh`: start over beside what `out` holds."""
     if fresh and out is None:
         raise UsageError("--fresh starts a campaign over beside the one in --out; give --out, too")
+    known = opened_baseline(baseline, strict)
     settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile, scheduler)
     if fresh and out is not None:
         out = fresh_folder(out)
         settings = msgspec.structs.replace(settings, out=out)
         print(f"a new campaign in {out}", file=sys.stderr)
+    gate = None if known is None else replayed_gate(known, settings, strict, undocumented)
     with shown_progress() as shown:
-        campaign = run_campaign(settings, shown.on_progress, shown.on_beat)
+        campaign = run_campaign(settings, shown.on_progress, shown.on_beat, is_known_to(gate))
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
         for reason in dict.fromkeys(campaign.account.could_not_test.values()):
             failures.complain(reason)
         return failures.COULD_NOT_TEST
-    say(summary_text(campaign, out))
+    if gate is None:
+        say(summary_text(campaign, out))
     if campaign.not_written:
         failures.complain(f"this campaign is not kept: {campaign.not_written}")
+    if gate is not None:
+        return close_gate(campaign, gate, out)
     return status_of_campaign(campaign, undocumented)
 
 
@@ -135,9 +142,4 @@ def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
     present = [finding for finding in campaign.findings if finding.signature not in gone]
     if account.unreduced or any(finding.documented or undocumented for finding in present):
         return failures.DIVERGENCE
-    faults = account.verdicts.get("harness-error", 0)
-    judged = account.programs - account.verdicts.get("unknown", 0) - faults
-    is_tested = judged > 0 and not faults and not account.could_not_test and account.ended_by is None and is_mostly_known(account.verdicts)
-    if campaign.not_written or not is_tested or is_silent(account.canary):
-        return failures.COULD_NOT_TEST
-    return failures.OK
+    return failures.OK if is_tested(campaign) else failures.COULD_NOT_TEST

@@ -1,4 +1,4 @@
-"""`statedrift report`: a campaign's folder as text, CSV or Parquet.
+"""`statedrift report`: a campaign's folder as text, CSV, Parquet, JUnit XML or Markdown.
 
 Rules
 - A folder that is no campaign is status 2; a file that cannot be written is a usage error, and its folder is not made.
@@ -9,15 +9,19 @@ Rules
 import shlex
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
+from ..reports.gate import gate_text
 from ..reports.reach import reach_text
 from ..reports.terminal import campaign_text
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_id
 from ..store.campaigns import Campaign, read_campaign
 from ..store.database import DATABASE_FILE
+from ..store.files import write_whole
 from ..store.findings import Finding, folder_name
+from ..store.gate import Gate, read_gate
 from . import failures
 from .given import RUNS, Given, one_line, replay_words
 from .output import say
@@ -25,14 +29,38 @@ from .output import say
 STANDARD_OUTPUT = Path("-")
 
 
-def report_command(folder: Path, csv: Path | None, parquet: Path | None) -> int:
+def report_command(
+    folder: Path, csv: Path | None, parquet: Path | None, junit: Path | None = None, markdown: Path | None = None, trend: Path | None = None
+) -> int:
     """Show or write a campaign; the answer is the exit status."""
-    for option, path in (("--csv", csv), ("--parquet", parquet)):
+    places = {"--csv": csv, "--parquet": parquet, "--junit": junit, "--markdown": markdown, "--trend": trend}
+    for option, path in places.items():
         check_place(option, path)
-    campaign = _campaign(folder)
-    if csv is None and parquet is None:
-        say(summary_text(campaign, folder, reach_text(campaign.account)))
+    campaign = opened_campaign(folder)
+    gate = opened_gate(folder)
+    if not any(places.values()):
+        say(summary_text(campaign, folder, reach_text(campaign.account)) + ("" if gate is None else "\n" + gate_text(campaign, gate)))
         return failures.OK
+    _write_tables(campaign, csv, parquet)
+    if junit is not None:
+        from ..reports.junit import junit_text
+
+        _write_text(junit, junit_text(campaign, gate, replay_of(folder)))
+    if markdown is not None:
+        from ..reports.markdown import markdown_text
+
+        _write_text(markdown, markdown_text(campaign, gate, replay_of(folder)))
+    if trend is not None:
+        from ..reports.trend import trend_text
+
+        before = trend.read_text(encoding="utf-8", errors="replace") if trend.exists() else ""
+        _write_text(trend, trend_text(before, str(trend), campaign, gate, datetime.now(UTC).date()))
+    return failures.OK
+
+
+def _write_tables(campaign: Campaign, csv: Path | None, parquet: Path | None) -> None:
+    if csv is None and parquet is None:
+        return
     from ..reports.frames import csv_text, findings_frame, write_csv, write_parquet
 
     frame = findings_frame(campaign)
@@ -44,7 +72,11 @@ def report_command(folder: Path, csv: Path | None, parquet: Path | None) -> int:
     if parquet is not None:
         write_parquet(frame, parquet)
         print(f"written to {parquet}", file=sys.stderr)
-    return failures.OK
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_whole(path, text.encode("utf-8", "replace"))
+    print(f"written to {path}", file=sys.stderr)
 
 
 def check_place(option: str, path: Path | None) -> None:
@@ -57,7 +89,7 @@ def check_place(option: str, path: Path | None) -> None:
         raise UsageError(f"{option} {path} cannot be written: there is no folder {path.parent}; make it first")
 
 
-def _campaign(folder: Path) -> Campaign:
+def opened_campaign(folder: Path) -> Campaign:
     """The campaign in a folder. Raises UnavailableError saying what is wrong with it, and what makes one."""
     if not (folder / DATABASE_FILE).is_file():
         is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
@@ -71,9 +103,17 @@ def _campaign(folder: Path) -> Campaign:
         raise UnavailableError(str(error)) from error
 
 
+def opened_gate(folder: Path) -> Gate | None:
+    """The gate in a campaign's folder; None when it had none. Raises UnavailableError saying what is wrong with it."""
+    try:
+        return read_gate(folder)
+    except UsageError as error:
+        raise UnavailableError(str(error)) from error
+
+
 def summary_text(campaign: Campaign, folder: Path | None, details: str = "") -> str:
     """The campaign as text, with `details` after the account; its replay commands use ids where `folder` makes them known, else the programs' text."""
-    return campaign_text(campaign, _replay_of(folder), _script_of(folder), details)
+    return campaign_text(campaign, replay_of(folder), _script_of(folder), details)
 
 
 def _given(program: Program, folder: Path | None) -> Given:
@@ -83,7 +123,8 @@ def _given(program: Program, folder: Path | None) -> Given:
     return Given(program, program_id(program) + ("" if is_found_unasked else f" --campaign {shlex.quote(str(folder))}"))
 
 
-def _replay_of(folder: Path | None) -> Callable[[Finding], str]:
+def replay_of(folder: Path | None) -> Callable[[Finding], str]:
+    """The command that shows a finding again; `folder` of its campaign makes it short."""
     return lambda finding: replay_words(
         _given(finding.program, folder), finding.target, finding.against, finding.verdict.layer is not None, finding.oracle
     )

@@ -459,12 +459,12 @@ def verdict_sentence(campaign: Campaign) -> str:
     """The campaign in one sentence: "no divergence in 2,412 programs", or how many divergences, and what could not be tested."""
     account, count = campaign.account, len(campaign.findings)
     if not account.programs:
-        return "nothing was tested: it ended before the first program" + _could_not_test(account)
+        return "nothing was tested: it ended before the first program" + could_not_test_words(account)
     undocumented = sum(not finding.documented for finding in campaign.findings)
     unreduced = sum(left.programs for left in account.unreduced)
     programs = plural(account.programs, "program")
     if unreduced and not count:
-        return f"{unreduced} of {programs} diverged, and none was reduced" + _could_not_test(account)
+        return f"{unreduced} of {programs} diverged, and none was reduced" + could_not_test_words(account)
     sentence = (f"{plural(count, 'divergence')}" if count else "no divergence") + f" in {programs}"
     if undocumented:
         sentence += f"; {undocumented} of them only in uses that the target's own documentation does not promise"
@@ -472,10 +472,11 @@ def verdict_sentence(campaign: Campaign) -> str:
         sentence += f"; {len(account.replayed.gone):,} of them not reproduced any more"
     if unreduced:
         sentence += f"; {plural(unreduced, 'divergent program')} not reduced"
-    return sentence + _could_not_test(account)
+    return sentence + could_not_test_words(account)
 
 
-def _could_not_test(account: Account) -> str:
+def could_not_test_words(account: Account) -> str:
+    """What a campaign says nothing about, to stand behind a sentence, e.g. "; could not test lfm2"; empty when it tested everything."""
     gaps = [f"could not test {', '.join(account.could_not_test)}"] if account.could_not_test else []
     if account.ended_by is not None:
         gaps.append("could not go on")

@@ -64,11 +64,15 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Unreduced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Divergent programs that were not reduced, so that no finding stands for them: their coarse signature, and one of them on one line."""
+    """Divergent programs that were not reduced, so that no finding stands for them: their coarse signature, and one of them on one line.
+
+    operations  which operations came before the divergence in these programs, every set of words once (as in signatures, sorted)
+    """
 
     signature: str
     programs: Count
     program: str
+    operations: tuple[tuple[str, ...], ...] = ()
 
 
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -180,6 +184,15 @@ class Campaign(msgspec.Struct, frozen=True):
     account: Account
     findings: tuple[Finding, ...]
     not_written: str = ""
+
+
+def is_tested(campaign: Campaign) -> bool:
+    """Whether a campaign could test all that it was asked to, judged nearly all of it, was not blind, and is kept where it should be."""
+    account = campaign.account
+    faults = account.verdicts.get("harness-error", 0)
+    judged = account.programs - account.verdicts.get("unknown", 0) - faults
+    is_whole = judged > 0 and not faults and not account.could_not_test and account.ended_by is None
+    return is_whole and is_mostly_known(account.verdicts) and not is_silent(account.canary) and not campaign.not_written
 
 
 FINDINGS_FOLDER = "findings"

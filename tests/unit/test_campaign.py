@@ -279,7 +279,9 @@ def test_what_was_not_reduced_is_said_and_counts(tmp_path: Path) -> None:
     diverged = done.account.verdicts["wrong-output"]
     assert diverged > 0
     assert done.findings == ()
+    assert 0 < len(done.account.unreduced[0].operations) <= diverged
     assert [(left.signature, left.programs) for left in done.account.unreduced] == [(f"{CANARY}/lfm2 wrong-output at decode", diverged)]
+    assert all("decode" in words for words in done.account.unreduced[0].operations)
     again = parse_program(done.account.unreduced[0].program)
     assert again in shard_programs(0, 0, ("lfm2",))
     assert read_campaign(tmp_path) == done

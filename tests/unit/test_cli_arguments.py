@@ -52,7 +52,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         (["fuzz", "--target", "numba", "--programs", "0"], "--programs"),
         (["fuzz", "--target", "numba", "--jobs", "0"], "--jobs"),
         (["report"], "DIR"),
-        (["fuzz", "--target", "numba", "--baseline", "x"], "--baseline"),
+        (["fuzz", "--target", "numba", "--no-such", "x"], "--no-such"),
         (["report", "x", "--html", "x"], "--html"),
         (["replay", "no-such-file.drift", "--target", "numba"], "no-such-file.drift"),
         (["replay", "model lfm2 seed=0; rollback 0", "--target", "numba"], "line 1, column 20"),

@@ -1,0 +1,88 @@
+"""A campaign as Markdown, for the page of a CI job: the verdict, a table of what is new, known, gone and expired, and the new programs.
+
+Rules
+- At most `BYTES_MAX`, for a job's page takes 1 MiB: programs that there is no room for are counted.
+- What is new comes first. Text of targets and people never becomes markup: cells are escaped, programs are fenced.
+"""
+
+import re
+from collections.abc import Callable
+
+from ..store.campaigns import Campaign
+from ..store.findings import Finding
+from ..store.gate import Gate, sorted_out
+from .gate import entries_words, gate_rows, gate_sentence
+from .terminal import in_order, log_lines, numbered_program, plural, short_version, verdict_sentence
+
+BYTES_MAX = 900_000
+_ROOM_FOR_TABLE = 400_000
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def markdown_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str]) -> str:
+    """The page, with a line end at its end.
+
+    gate       None: the campaign had no baseline
+    replay_of  the command that shows a finding again
+    """
+    account = campaign.account
+    sentence = verdict_sentence(campaign) if gate is None else gate_sentence(campaign, gate)
+    both = account.target if account.against is None else f"{account.target} against {account.against}"
+    baseline = "" if gate is None else f" · baseline {gate.file} ({entries_words(gate.entries)}, {len(gate.replayed)} replayed)"
+    what = f"{both} {short_version(account.version)} · {', '.join(account.families)} · {plural(account.programs, 'program')}, {account.seconds:.0f} s"
+    head = f"## statedrift · {escaped(sentence)}\n\n{escaped(what + baseline)}\n"
+    findings = in_order(campaign.findings)
+    if gate is None:
+        rows = [("new" if finding.documented else "undocumented", finding.signature) for finding in findings]
+        shown = findings
+    else:
+        parts = sorted_out(account, campaign.findings, gate)
+        rows = gate_rows(campaign, parts)
+        shown = [*in_order(parts.new), *in_order(parts.passed_over)]
+    return _within(head + _table(rows), [_finding_section(findings.index(finding) + 1, finding, replay_of(finding)) for finding in shown])
+
+
+def escaped(text: str) -> str:
+    """Text on one line that Markdown shows as it is."""
+    line = "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
+    return _MARKUP.sub(r"\\\1", line)
+
+
+def fenced(text: str) -> str:
+    """Text as a code block, whose fence is longer than any in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    visible = "".join(c if c == "\n" or c.isprintable() else repr(c)[1:-1] for c in text)
+    return f"{fence}text\n{visible.rstrip()}\n{fence}\n"
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    lines = ["", "| | divergence |", "|---|---|"]
+    size = 0
+    for number, (label, words) in enumerate(rows):
+        line = f"| {escaped(label)} | {escaped(words)} |"
+        size += len(line.encode()) + 1
+        if size > _ROOM_FOR_TABLE:
+            lines.append(f"| | and {len(rows) - number:,} more |")
+            break
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _finding_section(number: int, finding: Finding, replay: str) -> str:
+    lines = numbered_program(finding.program, finding.verdict, finding.answers, finding.title) + log_lines(finding.log)
+    heading = f"{number} {finding.verdict.kind} · {finding.family} · reproducible {finding.reproduced}/{finding.reruns}"
+    undocumented = "" if finding.documented else f"\nundocumented: it needs {escaped(', '.join(finding.undocumented_uses))}\n"
+    return f"\n### {escaped(heading)}\n\n{escaped(finding.title)}\n{undocumented}\n" + fenced("\n".join([*lines, f"  replay   {replay}"]))
+
+
+def _within(text: str, sections: list[str]) -> str:
+    """The text and as many sections as there is room for."""
+    for number, section in enumerate(sections):
+        more = f"\nand {len(sections) - number:,} more programs; `statedrift report` has them all\n"
+        if len((text + section + more).encode()) > BYTES_MAX:
+            return text + more
+        text += section
+    return text
