@@ -13,6 +13,7 @@ from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
 from ..fuzz.profiles import SWARM, profile_of
 from ..fuzz.trial import STATES_WITHOUT_TRUTH, check_family
 from ..fuzz.truth import ORACLES
+from ..fuzz.two_builds import check_two_builds
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
@@ -30,10 +31,10 @@ SECONDS_MAX = 30 * 86_400.0
 
 def fuzz_command(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None, undocumented: bool,
-    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, against_library: str | None = None,
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary; the answer is the exit status."""
-    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile)
+    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile, against_library)
     with shown_progress() as show:
         campaign = run_campaign(settings, show)
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
@@ -48,7 +49,7 @@ def fuzz_command(
 
 def checked_settings(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int, out: Path | None,
-    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM,
+    against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, against_library: str | None = None,
 ) -> Settings:  # fmt: skip
     """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
     if seconds is not None and programs is not None:
@@ -60,6 +61,8 @@ def checked_settings(
     profile_of(profile)
     chosen_oracle = checked_oracle(oracle, against, inspect)
     loaded = load_target(target)
+    if against_library is not None:
+        check_two_builds(target, loaded, against, against_library)
     for family in families:
         check_family(target, loaded, family, chosen_oracle)
     offered = tuple(family for family in loaded.families if chosen_oracle == "engine" or family_of(Model(family)).is_modelled)
@@ -78,6 +81,7 @@ def checked_settings(
         inspect=inspect,
         oracle=chosen_oracle,
         profile=profile,
+        against_library=against_library,
     )
 
 

@@ -64,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True):
     oracle   `engine`: the target's own fresh recompute is the truth
     steer    lead programs away from what is known already
     profile  which kind of programs to draw (fuzz/profiles.py)
+    against_library  another build of the target: what it does, too, is no finding (fuzz/two_builds.py)
     """
 
     target: str
@@ -78,6 +79,7 @@ class Settings(msgspec.Struct, frozen=True):
     oracle: Oracle = "own"
     steer: bool = True
     profile: str = SWARM
+    against_library: str | None = None
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -114,6 +116,7 @@ class _Campaign:
         self.programs = self.operations = self.inspected = 0
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.verdicts: Counter[str] = Counter()
+        self.also_in_old: Counter[str] = Counter()
         self.atlas = Atlas()
         self.canary = Canary()
         self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
@@ -165,7 +168,9 @@ class _Campaign:
         if settings.jobs == 1:
             return contextlib.nullcontext(Here(self.bench, lambda trial: self.tell()))
         noise = msgspec.json.encode(list(self.models.items()))
-        return open_pool(settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise)
+        return open_pool(
+            settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise, settings.against_library
+        )
 
     def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
         """Round after round until the budget is spent, and what is left to reduce."""
@@ -208,6 +213,7 @@ class _Campaign:
         for name, counts in result.outcomes.items():
             self.outcomes[name].update(counts)
         self.verdicts.update(result.verdicts)
+        self.also_in_old.update(result.also_in_old)
         self.atlas.add(result.reached)
         self.seconds_generating += result.seconds_generating
         self.seconds_running += result.seconds_running
@@ -365,6 +371,8 @@ class _Campaign:
             canary=self.canary,
             profile=self.settings.profile,
             ended_by=self.ended_by,
+            against_library=self.bench.old_version,
+            also_in_old=dict(sorted(self.also_in_old.items())),
         )
 
     def end_if_asked(self) -> None:
@@ -438,7 +446,7 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     use_one_thread()
     with (
         _ended_by_signals() as is_asked_to_end,
-        open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
+        open_bench(settings.target, settings.against, settings.inspect, settings.oracle, settings.against_library) as bench,
         settled_heap(),
     ):
         return _Campaign(settings, bench, on_progress, is_asked_to_end).run()

@@ -138,9 +138,13 @@ class Pool:
 
 
 @contextlib.contextmanager
-def open_pool(jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes) -> Iterator[Pool]:
+def open_pool(
+    jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes, against_library: str | None = None
+) -> Iterator[Pool]:
     """A pool of `jobs` processes, each with a bench of its own; the arguments are those of `start_worker`."""
-    with ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise)) as executor:
+    with ProcessPoolExecutor(
+        jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise, against_library)
+    ) as executor:
         yield Pool(executor, jobs)
 
 

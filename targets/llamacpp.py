@@ -29,6 +29,7 @@ from ..spec.operations import OPEN
 from ..spec.target import Batch, Capabilities, Decoded, StateRow, Undocumented
 from ..spec.verdicts import ACCEPTED, Outcome, refused
 from .gguf_file import gguf_package, write_gguf
+from .llama_builds import environment_of
 from .llama_library import BatchArrays, CancelCallback, Library, load_library, set_present
 from .llama_tensors import write_engine_only
 
@@ -485,6 +486,10 @@ class LlamaTarget:
             raise UsageError(f"target llamacpp does not run family `{model.family}`; it runs {', '.join(self.families)}")
         models = _models()
         return LlamaSession(models.library, models.get(model), model, configuration)
+
+    def environment_of(self, build: str) -> dict[str, str]:
+        """See spec.target.HasBuilds: a source tree with its build, a library, or llama-cpp-python."""
+        return environment_of(build)
 
     def load(self, model: Model) -> None:
         """See spec.target.LoadsModels: making a model's file and reading it takes longer than a program."""
