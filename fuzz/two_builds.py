@@ -3,7 +3,7 @@
 Rules
 - Programs run on the new build. One that diverges there is run on the old one, too, up to the operation at which it parted; where that shows
   the same coarse signature the program counts as right, and says why: whatever asks for divergences afterwards meets new ones only.
-- Each build has a child process of its own, and its own noise: two libraries of one name do not go into one process.
+- Each build has a child process of its own: two libraries of one name do not go into one process. Both are judged with the noise of the noisier.
 - What the old build answers otherwise (it refuses, it dies of something else) is no reason to be silent: it did not show this divergence.
 """
 
@@ -61,9 +61,15 @@ class TwoBuilds(Bench):
         self.old.renew()
 
     def noise(self, model: Model) -> Noise:
-        """That of the new build; the old one's is measured, too: whether it can be judged is asked before anything runs."""
-        self.old.noise(model)
-        return super().noise(model)
+        """That of the noisier build; whether both can be judged is asked before anything runs."""
+        larger = max(super().noise(model), self.old.noise(model), key=lambda noise: noise.tolerance)
+        self.set_noise({model: larger})
+        return larger
+
+    def set_noise(self, noise: dict[Model, Noise]) -> None:
+        """Take over measurements of both."""
+        super().set_noise(noise)
+        self.old.set_noise(noise)
 
     def try_programs(self, programs: Sequence[Program]) -> list[Trial]:
         """Run and judge programs; those that the old build gets wrong in the same way are right, with that reason."""
