@@ -31,6 +31,7 @@ MODULE = "_statedrift_llama"
 COMPILE_SECONDS_MAX = 300
 _HEADERS = ("llama.h", "ggml.h", "gguf.h", "ggml-cpu.h", "ggml-backend.h", "ggml-alloc.h", "ggml-opt.h")
 _FLAGS = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
+_INCLUDED = '#include "llama.h"\n#include "ggml.h"\n#include "gguf.h"\n'
 _QUIET = ["-w", "-Wno-incompatible-pointer-types", "-Wno-int-conversion"]
 """Callbacks are plain pointers in the definitions, and `const` is left out."""
 
@@ -104,11 +105,13 @@ _FUNCTIONS: dict[str, str] = {
     "gguf_free": "void {}(struct gguf_context *)",
     "ggml_get_name": "const char * {}(struct ggml_tensor *)",
     "ggml_set_abort_callback": "void {}(void *)",
+    "ggml_backend_dev_count": "size_t {}(void)",
 }  # fmt: skip
 """Function -> how C says it; callbacks are plain pointers."""
 MAY_LACK = {
     "llama_version", "llama_model_init_from_user", "llama_model_n_embd_out", "llama_n_ctx_seq", "llama_n_rs_seq",
     "llama_state_seq_get_size_ext", "llama_state_seq_get_data_ext", "llama_state_seq_set_data_ext", "ggml_set_abort_callback",
+    "ggml_backend_dev_count",
 }  # fmt: skip
 """Functions that a session can do without, or with something else in their place (llama_tree.py)."""
 _CONSTANTS = (
@@ -221,10 +224,9 @@ def _c_code(definitions: str) -> str:
         ) from error
     ffi = cffi.FFI()
     ffi.cdef(definitions)
-    ffi.set_source(MODULE, '#include "llama.h"\n#include "ggml.h"\n#include "gguf.h"\n')
     with tempfile.TemporaryDirectory(prefix="statedrift-") as folder:
         path = Path(folder) / f"{MODULE}.c"
-        recompiler.make_c_source(ffi, MODULE, ffi._assigned_source[1], str(path))
+        recompiler.make_c_source(ffi, MODULE, _INCLUDED, str(path))  # FFI.emit_c_code does the same, and prints
         return path.read_text()
 
 

@@ -54,6 +54,10 @@ class TreeLibrary:
         self.call.llama_log_set(self.function(self._callbacks[0]), self.null)
         self.call.ggml_set_abort_callback(self.function(self._callbacks[1]))
         self.call.llama_backend_init()
+        if "ggml_backend_dev_count" not in self._lacking and not self.call.ggml_backend_dev_count():
+            raise UnavailableError(
+                f"target llamacpp is not available: {self.path} has no backend in it (GGML_BACKEND_DL); build it with -DGGML_BACKEND_DL=OFF"
+            )
 
     def _flag(self, name: str) -> int | None:
         """A flag of a saved sequence; None also where no function takes one."""

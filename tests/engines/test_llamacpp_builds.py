@@ -57,6 +57,16 @@ def make_tree(folder: Path, is_older: bool = False) -> Path:
     return folder
 
 
+def changed_tree(folder: Path, old: str, new: str) -> Path:
+    """A young tree with another source."""
+    make_tree(folder)
+    code = (folder / "llama.c").read_text()
+    assert old in code
+    (folder / "llama.c").write_text(code.replace(old, new))
+    compile_library(folder / "llama.c", folder / "all", folder / "build" / "bin" / llama_builds.FILE_NAME)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A young tree, an old one, and the cache that they share."""
@@ -152,12 +162,16 @@ def test_what_an_older_one_lacks_is_left_out_or_said_otherwise(trees: SimpleName
 
 @needs_compiler
 def test_two_builds_of_one_version_have_two_versions(trees: SimpleNamespace, tmp_path: Path) -> None:
-    other = make_tree(tmp_path / "other")
-    (other / "llama.c").write_text((other / "llama.c").read_text().replace("return 2;", "return 3;"))
-    compile_library(other / "llama.c", other / "all", other / "build" / "bin" / llama_builds.FILE_NAME)
+    other = changed_tree(tmp_path / "other", "return 2;", "return 3;")
     first, second = (asked("answer = library.version", trees.cache, **{FOLDER: str(tree)}) for tree in (trees.young, other))
     assert first.startswith("llama.cpp 7.0-tiny (build 6789, commit 1a2b3c4, library ")
     assert first != second
+
+
+@needs_compiler
+def test_a_build_whose_backends_come_later_is_said(trees: SimpleNamespace, tmp_path: Path) -> None:
+    other = changed_tree(tmp_path / "other", "ggml_backend_dev_count(void) { return 1;", "ggml_backend_dev_count(void) { return 0;")
+    assert "build it with -DGGML_BACKEND_DL=OFF" in asked("answer = 0", trees.cache, **{FOLDER: str(other)})
 
 
 def test_cells_of_a_sequence_where_the_library_says_those_of_all() -> None:
