@@ -198,12 +198,12 @@ def bindings_of(build: Build) -> tuple[Any, frozenset[str]]:
     code = _c_code(wanted.definitions)
     compiler = _compiler()
     key = _key(build, code, compiler)
-    folder = _cache_folder()
     try:
+        folder = _cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         kept = _kept(folder, key) or _keep(_compiled(build, code, compiler, folder), folder, key)
         return _imported(kept, build), wanted.names
-    except OSError:  # no cache can be written here: the bindings are made for this process alone
+    except (OSError, RuntimeError):  # no cache can be written here, or there is no home: the bindings are made for this process alone
         with tempfile.TemporaryDirectory(prefix="statedrift-") as own:
             return _imported(_keep(_compiled(build, code, compiler, Path(own)), Path(own), key), build), wanted.names
 
@@ -231,13 +231,15 @@ def _c_code(definitions: str) -> str:
 
 
 def _compiler() -> list[str]:
-    """The C compiler: `CC`, else the one that Python was built with, else `cc`."""
-    for words in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc"):
-        if words and _version_of(shlex.split(words)) is not None:
+    """The C compiler: `CC` where it is set, else the one that Python was built with, else `cc`."""
+    asked = os.environ.get("CC")
+    tried = [asked] if asked else [str(sysconfig.get_config_var("CC") or "cc"), "cc"]
+    for words in tried:
+        if _version_of(shlex.split(words)) is not None:
             return shlex.split(words)
     raise UnavailableError(
-        "target llamacpp is not available: a build of one's own needs a C compiler, once for each version of its headers, and neither CC nor cc is one; "
-        "install one (Debian: apt install build-essential), or set CC"
+        "target llamacpp is not available: a build of one's own needs a C compiler, once for each version of its headers, "
+        f"and `{tried[0]}` is none that answers; install one (Debian: apt install build-essential), or set CC"
     )
 
 

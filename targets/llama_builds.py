@@ -103,7 +103,7 @@ def _includes_above(library: Path) -> tuple[Path, ...]:
         if found := _include_folders(folder):
             return found
     raise UnavailableError(
-        f"target llamacpp is not available: no folder above {library} has include/llama.h; say where its headers are (--llama-include DIR)"
+        f"target llamacpp is not available: no folder above {library} has include/llama.h; name its tree, or say where its headers are (--llama-include DIR)"
     )
 
 
