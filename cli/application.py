@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from . import failures
+from .builds import LlamaDirOption, LlamaIncludeOption, LlamaLibOption
 
 _click_exception: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -108,6 +109,17 @@ def fuzz(
     strict: Annotated[
         bool, typer.Option("--strict", help="With --baseline: also fail on a known finding that does not show any more.")
     ] = False,
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
+    against_lib: Annotated[
+        str | None,
+        typer.Option(
+            "--against-lib",
+            metavar="OTHER",
+            help="Report only what this other build of llama.cpp does not do: a source tree, a library, or llama-cpp-python.",
+        ),
+    ] = None,
 ) -> int:
     """Look for divergences with generated programs."""
     from .fuzzing import fuzz_command
@@ -129,6 +141,7 @@ def fuzz(
         fresh,
         baseline,
         strict,
+        against_lib,
     )
 
 
@@ -142,6 +155,9 @@ def replay(
     against: AgainstOption = None,
     inspect: InspectOption = False,
     oracle: OracleOption = "own",
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
 ) -> int:
     """Run one program on a target and judge it."""
     from .replaying import replay_command
@@ -158,6 +174,9 @@ def explain(
     against: AgainstOption = None,
     inspect: InspectOption = False,
     oracle: OracleOption = "own",
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
 ) -> int:
     """Show one program step by step, answers beside the truth."""
     from .explaining import explain_command
@@ -175,6 +194,9 @@ def reduce(
     against: AgainstOption = None,
     inspect: InspectOption = False,
     oracle: OracleOption = "own",
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
 ) -> int:
     """Find the smallest program that still diverges."""
     from .reducing import reduce_command
@@ -213,7 +235,11 @@ def baseline(
 
 
 @application.command()
-def targets() -> int:
+def targets(
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
+) -> int:
     """List the targets and what each can do."""
     from .inventory import targets_text
     from .output import say
@@ -252,7 +278,13 @@ def size(
 
 
 @application.command()
-def doctor(target: OptionalTarget = None, family: FamilyOption = None) -> int:
+def doctor(
+    target: OptionalTarget = None,
+    family: FamilyOption = None,
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
+) -> int:
     """Check the installation and what its answers are worth."""
     from .doctor import doctor_command
 
@@ -271,6 +303,9 @@ def throughput(
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="How long to measure each target and family.")] = 20.0,
     seed: SeedOption = 0,
     write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the report as Markdown.")] = None,
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
 ) -> int:
     """Measure programs per second on one core, beside a naive test."""
     from .throughput import throughput_command

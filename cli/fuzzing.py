@@ -17,6 +17,7 @@ from ..fuzz.pair import BOTH_TRUTHS, TWO_TRUTHS
 from ..fuzz.profiles import SWARM, profile_of
 from ..fuzz.trial import STATES_WITHOUT_TRUTH, check_family
 from ..fuzz.truth import ORACLES
+from ..fuzz.two_builds import check_two_builds
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
@@ -37,13 +38,15 @@ SECONDS_MAX = 30 * 86_400.0
 def fuzz_command(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int | None, out: Path | None, undocumented: bool,
     against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, scheduler: str | None = None, fresh: bool = False,
-    baseline: Path | None = None, strict: bool = False,
+    baseline: Path | None = None, strict: bool = False, against_library: str | None = None,
 ) -> int:  # fmt: skip
     """Run a campaign and print its summary, or what its gate comes to; the answer is the exit status. `fresh`: start over beside what `out` holds."""
     if fresh and out is None:
         raise UsageError("--fresh starts a campaign over beside the one in --out; give --out, too")
     known = opened_baseline(baseline, strict)
-    settings = checked_settings(target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile, scheduler)
+    settings = checked_settings(
+        target, families, seconds, programs, seed, jobs, out, against, inspect, oracle, profile, scheduler, against_library
+    )
     if fresh and out is not None:
         out = fresh_folder(out)
         settings = msgspec.structs.replace(settings, out=out)
@@ -67,6 +70,7 @@ def fuzz_command(
 def checked_settings(
     target: str, families: Sequence[str], seconds: float | None, programs: int | None, seed: int, jobs: int | None, out: Path | None,
     against: str | None = None, inspect: bool = False, oracle: str = "own", profile: str = SWARM, scheduler: str | None = None,
+    against_library: str | None = None,
 ) -> Settings:  # fmt: skip
     """The campaign's settings. Raises UsageError for what cannot be asked for, UnavailableError for a target that is not there."""
     if seconds is not None and programs is not None:
@@ -84,6 +88,8 @@ def checked_settings(
         check_address(scheduler)
     chosen_oracle = checked_oracle(oracle, against, inspect)
     loaded = load_target(target)
+    if against_library is not None:
+        check_two_builds(target, loaded, against, against_library)
     for family in families:
         check_family(target, loaded, family, chosen_oracle)
     offered = tuple(family for family in loaded.families if chosen_oracle == "engine" or family_of(Model(family)).is_modelled)
@@ -103,6 +109,7 @@ def checked_settings(
         inspect=inspect,
         oracle=chosen_oracle,
         profile=profile,
+        against_library=against_library,
     )
 
 

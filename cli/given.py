@@ -18,6 +18,7 @@ import msgspec
 from ..spec.errors import ProgramError, UsageError
 from ..spec.programs import Program, program_id, program_line, read_program
 from ..spec.verdicts import DIVERGENCE_KINDS
+from .builds import build_words
 
 FILE_BYTES_MAX = 8 << 20
 RUNS = Path("runs")
@@ -44,6 +45,7 @@ def replay_words(given: Given, target_name: str, against: str | None = None, ins
         + ("" if against is None else f" --against {shlex.quote(against)}")
         + " --inspect" * inspect
         + ("" if oracle == "own" else f" --oracle {oracle}")
+        + build_words(target_name, against)
     )
 
 

@@ -73,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True):
     steer    lead programs away from what is known already
     profile  which kind of programs to draw (fuzz/profiles.py)
     scheduler  of the Dask cluster that does the work in place of `jobs` processes here
+    against_library  another build of the target: what it does, too, is no finding (fuzz/two_builds.py)
     """
 
     target: str
@@ -88,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True):
     steer: bool = True
     profile: str = SWARM
     scheduler: str | None = None
+    against_library: str | None = None
 
 
 def round_of(shard: int) -> range:
@@ -133,6 +135,7 @@ class _Campaign:
         self.programs = self.operations = self.inspected = 0
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.verdicts: Counter[str] = Counter()
+        self.also_in_old: Counter[str] = Counter()
         self.atlas = Atlas()
         self.canary = Canary()
         self.seconds_generating = self.seconds_running = self.seconds_judging = self.seconds_reducing = 0.0
@@ -204,11 +207,15 @@ class _Campaign:
         noise = msgspec.json.encode(list(self.models.items()))
         if self.client is not None and settings.scheduler is not None:
             versions = (self.bench.version, self.bench.against_version)
-            opening = Opening(settings.target, settings.against, settings.inspect, settings.oracle, noise, versions)
+            opening = Opening(
+                settings.target, settings.against, settings.inspect, settings.oracle, noise, versions, settings.against_library
+            )
             return open_cluster(self.client, settings.scheduler, opening)
         if settings.jobs == 1:
             return contextlib.nullcontext(Here(self.bench, lambda trial: self.tell()))
-        return open_pool(settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise)
+        return open_pool(
+            settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise, settings.against_library
+        )
 
     def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
         """Round after round until the budget is spent, and what is left to reduce."""
@@ -262,6 +269,7 @@ class _Campaign:
         for name, counts in result.outcomes.items():
             self.outcomes[name].update(counts)
         self.verdicts.update(result.verdicts)
+        self.also_in_old.update(result.also_in_old)
         self.atlas.add(result.reached)
         self.corpus.add(result.examples)
         self.seconds_generating += result.seconds_generating
@@ -428,6 +436,8 @@ class _Campaign:
             ended_by=self.ended_by,
             runs=self.runs,
             replayed=self.replayed,
+            against_library=self.bench.old_version,
+            also_in_old=dict(sorted(self.also_in_old.items())),
         )
 
     def run(self) -> Campaign:
@@ -487,6 +497,7 @@ class _Campaign:
         for name, counts in account.outcomes.items():
             self.outcomes[name].update(counts)
         self.verdicts.update(account.verdicts)
+        self.also_in_old.update(account.also_in_old)
         self.not_judged = list(account.not_judged)
         self.known = list(account.known)
         self.canary = account.canary or Canary()
@@ -595,7 +606,7 @@ def run_campaign(
         ended_by_signals() as ending,
         beating(beat, FIRST_BEAT_SECONDS, BEAT_SECONDS),
         connected(settings.scheduler) if settings.scheduler is not None else contextlib.nullcontext() as client,
-        open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
+        open_bench(settings.target, settings.against, settings.inspect, settings.oracle, settings.against_library) as bench,
         settled_heap(),
     ):
         campaign = _Campaign(settings, bench, tell, ending, store, client, is_known).run()

@@ -60,6 +60,7 @@ class Opening(msgspec.Struct, frozen=True):
     oracle: str
     noise: bytes
     versions: tuple[str, str | None]
+    against_library: str | None = None
 
 
 def check_address(address: str) -> None:
@@ -137,7 +138,7 @@ class Held:
     def _open(self) -> Bench:
         opening = msgspec.msgpack.decode(self._opening, type=Opening)
         use_one_thread()
-        bench = open_bench(opening.target, opening.against, opening.inspect, opening.oracle)
+        bench = open_bench(opening.target, opening.against, opening.inspect, opening.oracle, opening.against_library)
         bench.set_noise(dict(msgspec.json.decode(opening.noise, type=list[tuple[Model, Noise]])))
         thresholds = gc.get_threshold()
         gc.freeze()

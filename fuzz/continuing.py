@@ -142,6 +142,7 @@ _NAMES = {
     "inspect": "--inspect",
     "oracle": "--oracle",
     "steer": "steering",
+    "against_library": "--against-lib",
 }
 
 

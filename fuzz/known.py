@@ -188,7 +188,7 @@ class Findings:
             if programs:
                 kept = [entry for entry in (*self.waiting[coarse], *self._wave) if entry.coarse == coarse and entry.counted is None]
                 texts = [program_line(entry.trial.program) for entry in kept]
-                operations = sorted({tuple(sorted(words)) for words in [*(entry.enabling for entry in kept), *self._not_kept[coarse]]})
+                operations = sorted({tuple(sorted(words)) for words in [*(entry.enabling for entry in kept), *self.not_kept[coarse]]})
                 left.append(Unreduced(coarse, programs, min(texts, key=lambda text: (len(text), text), default=""), tuple(operations)))
         return tuple(left)
 

@@ -31,6 +31,7 @@ from .execution import NOTHING_DECLARED, Manner, Run, Step, dead_at_opening
 from .judgement import close_rows, row_errors
 from .sandbox import Death
 from .trial import Bench, Trial, check_judgeable, failed_verdict
+from .two_builds import TwoBuilds
 
 BOTH_TRUTHS = "--inspect compares state rows with the truth, and --against has another target for it; leave out one of them"
 TWO_TRUTHS = "--against has another target for the truth, and --oracle engine the target itself; leave out one of them"
@@ -380,8 +381,19 @@ def _known(bench: Bench, program: Program, manner: Manner, result: Run | Death |
             )
 
 
-def open_bench(target: str | Target, against: str | Target | None = None, inspect: bool = False, oracle: str = "own") -> Bench:
-    """A target that is held to an oracle (`inspect`: its state rows, too), or to another target; errors as of `Bench`."""
+def open_bench(
+    target: str | Target,
+    against: str | Target | None = None,
+    inspect: bool = False,
+    oracle: str = "own",
+    against_library: str | None = None,
+) -> Bench:
+    """A target that is held to an oracle (`inspect`: its state rows, too), or to another target; errors as of `Bench`.
+
+    against_library  another build of the target, whose own divergences are none (two_builds.py)
+    """
+    if against is None and against_library is not None:
+        return TwoBuilds(target, against_library, inspect, oracle)
     if against is None:
         return Bench(target, inspect, oracle)
     if oracle != "own":

@@ -49,6 +49,7 @@ from .retrace import undocumented_uses
 from .signatures import enabling_name, enabling_operations, fine_signature
 from .trial import Bench, Trial
 from .truth import PLAIN_SETTING, settings_of
+from .two_builds import is_right_before
 
 BATCH_CANDIDATES = 8
 ERROR_FLOOR_TOLERANCES = 10.0
@@ -440,6 +441,7 @@ class _Search:
         self.trials_max = math.inf if trials_max is None else trials_max
         self.deadline = math.inf if seconds_max is None else monotonic() + seconds_max
         self.on_step = on_step
+        self.was_right_before = is_right_before(start)
         self.error_floor = 0.0
         if start.verdict.error is not None and start.verdict.kind in ("wrong-output", "wrong-state"):
             tolerance = start.tolerance if start.verdict.tolerance is None else start.verdict.tolerance
@@ -463,6 +465,8 @@ class _Search:
         if trial.signature != self.best.signature:
             if trial.signature is not None:
                 self.others.setdefault(trial.signature, trial)
+            return False
+        if self.was_right_before and not is_right_before(trial):  # the other build must go on being right
             return False
         return trial.verdict.error is None or trial.verdict.error >= self.error_floor
 

@@ -40,6 +40,7 @@ from ..spec.operations import (
 from ..spec.programs import operation_text, program_id, program_text
 from ..spec.tokens import DIRTY_SALT, DIRTY_TOKEN_COUNT, implicit_tokens
 from ..store.findings import Finding
+from ..targets.llama_builds import INSTALLED
 from ..targets.llama_tensors import asked_tensors
 from .execution import lay_out
 from .retrace import Moment, retrace
@@ -105,6 +106,11 @@ def _llamacpp_script(finding: Finding, trial: Trial) -> str:
     body = _Body(finding, trial)
     calls, ending = body.calls()
     needs = "Needs only: pip install llama-cpp-python gguf numpy. With --verbose the library speaks, too."
+    if not finding.version.startswith(INSTALLED):
+        needs += (
+            "\nSeen with a build of its own: set LLAMA_CPP_LIB_PATH to the folder of its library, and install the llama-cpp-python\n"
+            "that describes its version."
+        )
     parts = [calls.strip(), *_needed(functions, calls), body.model_data().strip(), ending.strip()]
     if body.is_death:
         imports = imports.replace("import sys\n", "import subprocess\nimport sys\n")

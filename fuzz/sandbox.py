@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -66,8 +66,12 @@ class _Lost(Exception):  # noqa: N818  it is caught here, and is no error of any
 class Sandbox:
     """A child process for one native target. Raises UnavailableError or UsageError when the target cannot be loaded."""
 
-    def __init__(self, target_name: str, program_seconds_max: float = PROGRAM_SECONDS_MAX) -> None:
+    def __init__(
+        self, target_name: str, program_seconds_max: float = PROGRAM_SECONDS_MAX, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """environment: what the child process is to find in its own beside what is in ours."""
         self.target_name = target_name
+        self._environment = dict(environment or {})
         self.program_seconds_max = program_seconds_max
         self._batch = 0
         self._is_busy = False  # also after an interrupt: then nobody waits for what is being done
@@ -93,7 +97,7 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=self._log,
             bufsize=0,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)} | self._environment,
             process_group=0,  # an interrupt at the terminal is for the parent, which then ends the child
         )
         assert self._process.stdin is not None

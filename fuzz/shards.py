@@ -30,6 +30,7 @@ from .pair import open_bench
 from .profiles import PROFILES, SWARM
 from .reach import NOTHING_REACHED, ReachCounter, Reached
 from .trial import Bench, Trial, without_rows
+from .two_builds import also_in_old
 
 SHARD_PROGRAMS = PROFILES[SWARM].shard_programs
 YOUNG_OBJECTS_MAX = 20_000
@@ -64,6 +65,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     not_judged  programs that were neither right nor wrong: why, and their text on one line
     seconds_* of wall time
     inspected  states that were compared
+    also_in_old  coarse signature -> programs that diverge in the same way on the other build, where there is one
     reached  what the programs reached
     examples  the smallest right programs for the cells that they reached
     """
@@ -79,6 +81,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     seconds_running: float
     seconds_judging: float
     inspected: int = 0
+    also_in_old: dict[str, int] = {}
     reached: Reached = NOTHING_REACHED
     examples: tuple[Example, ...] = ()
 
@@ -136,6 +139,7 @@ def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
         bench.spent.running - running,
         bench.spent.judging - judging,
         sum(len(trial.run.inspections) for trial in trials if trial.run),
+        also_in_old(bench.label, trials),
         counter.reached(),
         examples,
     )
@@ -176,7 +180,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def start_worker(target_name: str, against_name: str | None, inspect: bool, oracle: str, noise: bytes) -> None:
+def start_worker(
+    target_name: str, against_name: str | None, inspect: bool, oracle: str, noise: bytes, against_library: str | None = None
+) -> None:
     """Open the worker's bench; `noise` is the JSON of what the campaign's process measured.
 
     Raises nothing for a target that cannot be used: the pool would only say that it is broken. The first shard says why.
@@ -184,7 +190,7 @@ def start_worker(target_name: str, against_name: str | None, inspect: bool, orac
     Thread(target=_end_with_parent, daemon=True).start()
     use_one_thread()
     try:
-        bench = open_bench(target_name, against_name, inspect, oracle)
+        bench = open_bench(target_name, against_name, inspect, oracle, against_library)
     except (UsageError, UnavailableError) as error:
         _why_none.append(str(error))
         return

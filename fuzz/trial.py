@@ -9,7 +9,7 @@ Rules
 import atexit
 import traceback
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -47,6 +47,7 @@ class Trial(msgspec.Struct, frozen=True):
     log        the engine's last words, for a crash or a hang
     other      what the same program came to on the target it is held to, if it is held to one
     tolerance  of the row that decided, or of the first session
+    old        what was judged of it on another build, up to the operation at which it parted, where it was tried there (two_builds.py)
     truths     for every span of the run the true rows (truth.NoTruth where there is none), where the target is its own oracle
     tolerances  for every span of the run that of its session
     """
@@ -58,6 +59,7 @@ class Trial(msgspec.Struct, frozen=True):
     tolerance: float
     log: tuple[str, ...] = ()
     other: Run | None = None
+    old: Verdict | None = None
     truths: tuple[Any, ...] = ()
     tolerances: tuple[float, ...] = ()
 
@@ -103,9 +105,14 @@ class Bench:
     against_name: str | None = None
     against_version: str | None = None
     """The target that it is held to in place of the oracle, if it is (fuzz/pair.py)."""
+    old_version: str | None = None
+    """Of the other build whose own divergences are none, if there is one (fuzz/two_builds.py)."""
 
-    def __init__(self, target: str | Target, inspect: bool = False, oracle: str = "own") -> None:
-        """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth."""
+    def __init__(
+        self, target: str | Target, inspect: bool = False, oracle: str = "own", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth.
+        environment: of its child process, beside ours."""
         if oracle not in ORACLES:
             raise UsageError(f"unknown oracle `{oracle}`; there are {', '.join(ORACLES)}")
         if inspect and oracle == "engine":
@@ -115,7 +122,7 @@ class Bench:
         self.target = load_target(target) if isinstance(target, str) else target
         if self.target.isolated and not isinstance(target, str):
             raise UsageError(f"target {self.target_name} runs in a child process, which finds it by name; give its name")
-        self.sandbox = Sandbox(self.target_name) if self.target.isolated else None
+        self.sandbox = Sandbox(self.target_name, environment=environment) if self.target.isolated else None
         self.version = self.sandbox.version if self.sandbox else self.target.version()
         self.spent = Spent()
         self.manner = Manner(inspect=inspect)

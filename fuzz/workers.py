@@ -236,11 +236,15 @@ class Local:
 
 
 @contextlib.contextmanager
-def open_pool(jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes) -> Iterator[Pool]:
+def open_pool(
+    jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes, against_library: str | None = None
+) -> Iterator[Pool]:
     """A pool of `jobs` processes, each with a bench of its own, one of them ready; the arguments are those of `start_worker`."""
     others = set(active_children())
     with (
-        ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise)) as executor,
+        ProcessPoolExecutor(
+            jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise, against_library)
+        ) as executor,
         contextlib.closing(Pool(Local(executor, jobs))) as pool,
     ):
         try:

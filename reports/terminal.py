@@ -10,6 +10,7 @@ Rules
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ..spec.models import model_text
@@ -401,6 +402,7 @@ def account_text(account: Account) -> str:
         f"programs     {account.programs:,} ({_rate(account.programs, account.seconds)}), "
         f"{plural(account.operations, 'operation')} ({_rate(account.operations, account.seconds)})"
     )
+    lines += also_in_old_lines(account)
     kinds = [f"{kind} {account.verdicts[kind]:,}" for kind in VERDICT_KINDS if account.verdicts.get(kind)]
     lines += wrapped("verdicts     " + (" · ".join(kinds) if kinds else "none"), " " * 13)
     if account.replayed is not None:
@@ -455,6 +457,18 @@ def replayed_words(account: Account) -> str:
     return words + (f"; the version before was {replayed.version_before}" if replayed.version_before is not None else "")
 
 
+def also_in_old_lines(account: Account) -> list[str]:
+    """With another build beside the one that is tested: which, and what both do, without what a crash said; () where there is none."""
+    if account.against_library is None:
+        return []
+    ways: Counter[str] = Counter()
+    for signature, programs in account.also_in_old.items():
+        ways[signature.partition(" ")[2].partition(" [")[0]] += programs
+    both = ", ".join(f"{way} ({programs:,})" for way, programs in ways.most_common())
+    lines = wrapped(f"other build  {account.against_library}", " " * 13)
+    return lines + wrapped(f"also there   {plural(ways.total(), 'program')}" + (f": {both}" if both else ""), " " * 13)
+
+
 def verdict_sentence(campaign: Campaign) -> str:
     """The campaign in one sentence: "no divergence in 2,412 programs", or how many divergences, and what could not be tested."""
     account, count = campaign.account, len(campaign.findings)
@@ -465,7 +479,10 @@ def verdict_sentence(campaign: Campaign) -> str:
     programs = plural(account.programs, "program")
     if unreduced and not count:
         return f"{unreduced} of {programs} diverged, and none was reduced" + could_not_test_words(account)
-    sentence = (f"{plural(count, 'divergence')}" if count else "no divergence") + f" in {programs}"
+    is_new = "" if account.against_library is None else "new "
+    sentence = (f"{plural(count, is_new + 'divergence')}" if count else f"no {is_new}divergence") + f" in {programs}"
+    if both := sum(account.also_in_old.values()):
+        sentence += f"; {plural(both, 'program')} diverged as in the other build"
     if undocumented:
         sentence += f"; {undocumented} of them only in uses that the target's own documentation does not promise"
     if account.replayed is not None and account.replayed.gone:

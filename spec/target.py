@@ -156,6 +156,18 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class HasBuilds(Protocol):
+    """What an isolated target may offer besides: there are several builds of it, one a process, and the environment says which."""
+
+    def environment_of(self, build: str) -> dict[str, str]:
+        """The environment variables with which a child process drives this build, named as on the command line; values may be empty.
+
+        Raises UsageError when there is none.
+        """
+        ...
+
+
+@runtime_checkable
 class LoadsModels(Protocol):
     """What an isolated target may offer besides: a model is loaded before anything is opened, so that the workers forked afterwards find it."""
 

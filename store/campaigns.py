@@ -139,6 +139,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reach           None: not counted (an account of an older version)
     canary          None: not watched (an account of an older version)
     profile         which kind of programs was drawn
+    against_library  version of the other build of the target, whose own divergences are none; None: there was none
+    also_in_old     coarse signature -> programs that diverged in the same way on that build
     ended_by        why it went no further, where the target could not be used any more; None: it came to its end, or was stopped
     runs            of the command
     replayed        None: it began anew
@@ -173,6 +175,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     canary: Canary | None = None
     profile: str = "swarm"
     ended_by: str | None = None
+    against_library: str | None = None
+    also_in_old: dict[str, Count] = {}
     format: int = FORMAT
     runs: Count = 1
     replayed: Replayed | None = None
@@ -213,6 +217,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inspect: bool
     oracle: Oracle
     steer: bool
+    against_library: str | None = None
 
 
 class NotKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,109 +1,127 @@
-"""The llama.cpp library that llama-cpp-python installs, bound for speed and made safe to run under a fuzzer.
+"""The llama.cpp library of this process: what a session needs of it, however it was bound, made safe to run under a fuzzer.
 
 Rules
-- The structs are llama-cpp-python's own; the functions are bound here a second time, on a handle of our own, so that nothing
-  of the package's is changed and a call costs as little as ctypes allows.
-- Structs travel by value, and a wrong layout moves flags silently: the library's defaults are compared with the known ones
-  before anything else is called.
+- Two makers offer the same: `llama_installed.py` binds the library that llama-cpp-python installs, with ctypes and without a compiler;
+  `llama_tree.py` binds the build of a source tree through its own headers.
 - The library never prints, and never forks a debugger: its warnings are kept in a short list, and an abort writes the last of them
   and its own message to standard error and ends the process with status 134.
+- Callbacks are ctypes functions for both makers: no struct passes through them.
 - One library a process, loaded once.
-Source: llama.h and ggml.h of llama.cpp, as described by llama-cpp-python.
+Source: llama.h and ggml.h of llama.cpp.
 """
 
 import collections
 import ctypes
 import functools
-import hashlib
-import importlib
 import os
-from ctypes import c_bool, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from collections.abc import Sequence
+from ctypes import c_bool, c_char_p, c_int, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from ..spec.errors import UnavailableError
+import numpy as np
+
+from .llama_builds import asked_build
 
 ABORT_STATUS = 134
 """Exit status of the process after the library aborted: that of SIGABRT in a shell."""
-PARTIAL_ONLY, ON_DEVICE = 1, 2
-"""Flags of the sequence-state functions: the recurrent part only; tensors stay in buffers of the device."""
 
 _LOG_LINES = 40
 _LAST_WORDS = 5
 _WARN, _CONTINUED = 3, 5  # ggml_log_level
-_LogCallback = ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p)
-_GgmlAbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
+LogCallback = ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p)
+GgmlAbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
 CancelCallback = ctypes.CFUNCTYPE(c_bool, c_void_p)
 """Asked by the CPU backend after every node of a graph; True cancels the decode."""
 SetTensorCallback = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 """Given every tensor of a model that is made of metadata alone."""
 
 
-class MetadataParameters(ctypes.Structure):
-    """`gguf_init_params`: a file is read without its tensors' data, or into a context."""
+class Constants(NamedTuple):
+    """Numbers of the library's headers; of the flags of a saved sequence None is one that it does not have.
 
-    _fields_ = (("no_alloc", c_bool), ("context", c_void_p))
+    f32, f16      types of attention cells
+    pooling_none  a hidden state a token
+    partial_only  the recurrent part only
+    on_device     tensors stay in buffers of the device
+    """
 
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "llama_backend_init": (None, ()),
-    "llama_log_set": (None, (_LogCallback, c_void_p)),
-    "llama_model_free": (None, (c_void_p,)),
-    "llama_model_get_vocab": (c_void_p, (c_void_p,)),
-    "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
-    "llama_model_n_embd_out": (c_int32, (c_void_p,)),
-    "llama_model_is_recurrent": (c_bool, (c_void_p,)),
-    "llama_free": (None, (c_void_p,)),
-    "llama_get_memory": (c_void_p, (c_void_p,)),
-    "llama_n_batch": (c_uint32, (c_void_p,)),
-    "llama_n_ctx_seq": (c_uint32, (c_void_p,)),
-    "llama_n_rs_seq": (c_uint32, (c_void_p,)),
-    "llama_get_logits": (c_void_p, (c_void_p,)),
-    "llama_get_embeddings": (c_void_p, (c_void_p,)),
-    "llama_set_embeddings": (None, (c_void_p, c_bool)),
-    "llama_set_abort_callback": (None, (c_void_p, CancelCallback, c_void_p)),
-    "llama_memory_clear": (None, (c_void_p, c_bool)),
-    "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
-    "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
-    "llama_memory_seq_keep": (None, (c_void_p, c_int32)),
-    "llama_memory_seq_add": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
-    "llama_memory_seq_div": (None, (c_void_p, c_int32, c_int32, c_int32, c_int)),
-    "llama_memory_seq_pos_min": (c_int32, (c_void_p, c_int32)),
-    "llama_memory_seq_pos_max": (c_int32, (c_void_p, c_int32)),
-    "llama_memory_can_shift": (c_bool, (c_void_p,)),
-    "llama_state_get_size": (c_size_t, (c_void_p,)),
-    "llama_state_get_data": (c_size_t, (c_void_p, c_char_p, c_size_t)),
-    "llama_state_set_data": (c_size_t, (c_void_p, c_char_p, c_size_t)),
-    "llama_state_seq_get_size_ext": (c_size_t, (c_void_p, c_int32, c_uint32)),
-    "llama_state_seq_get_data_ext": (c_size_t, (c_void_p, c_char_p, c_size_t, c_int32, c_uint32)),
-    "llama_state_seq_set_data_ext": (c_size_t, (c_void_p, c_char_p, c_size_t, c_int32, c_uint32)),
-    "gguf_init_from_file": (c_void_p, (c_char_p, MetadataParameters)),
-    "gguf_free": (None, (c_void_p,)),
-    "ggml_get_name": (c_char_p, (c_void_p,)),
-    "ggml_set_abort_callback": (c_void_p, (_GgmlAbortCallback,)),
-}  # fmt: skip
-
-_CONTEXT_DEFAULTS: dict[str, object] = {
-    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0, "ctx_type": 0, "rope_scaling_type": -1,
-    "pooling_type": -1, "attention_type": -1, "flash_attn_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0,
-    "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0, "defrag_thold": -1.0, "cb_eval": None, "cb_eval_user_data": None,
-    "type_k": 1, "type_v": 1, "abort_callback": None, "abort_callback_data": None, "embeddings": False, "offload_kqv": True,
-    "no_perf": True, "op_offload": True, "swa_full": True, "kv_unified": False, "samplers": None, "n_samplers": 0, "ctx_other": None,
-}  # fmt: skip
-_MODEL_DEFAULTS: dict[str, object] = {
-    "devices": None, "tensor_buft_overrides": None, "n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0, "tensor_split": None,
-    "progress_callback": None, "progress_callback_user_data": None, "kv_overrides": None, "vocab_only": False,
-    "check_tensors": False, "use_extra_bufts": True, "no_host": False, "no_alloc": False,
-}  # fmt: skip
+    f32: int
+    f16: int
+    pooling_none: int
+    partial_only: int | None
+    on_device: int | None
 
 
-class Batch(ctypes.Structure):
-    """`llama_batch`, with plain addresses for pointers."""
+class BatchArrays(NamedTuple):
+    """What a batch points at, each for as many tokens as a decode may have; kept as long as the batch.
 
-    _fields_ = (
-        ("n_tokens", c_int32), ("token", c_void_p), ("embd", c_void_p), ("pos", c_void_p),
-        ("n_seq_id", c_void_p), ("seq_id", c_void_p), ("logits", c_void_p),
-    )  # fmt: skip
+    tokens, positions, sequence_counts  int32
+    sequence_addresses  uint64: where the ids of the sequences of a token stand
+    wanted              int8
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    sequence_counts: np.ndarray
+    sequence_addresses: np.ndarray
+    wanted: np.ndarray
+
+
+class Library(Protocol):
+    """A loaded library.
+
+    path       of its file
+    version    which one it is, for reports: name, build, hash
+    call       its functions by name, as they stand in the headers; pointers and structs are what the maker makes of them
+    null       a pointer to nothing
+    constants  of its headers
+    log        its warnings and errors
+    """
+
+    path: Path
+    call: Any
+    null: Any
+    constants: Constants
+    log: "Log"
+
+    @property
+    def version(self) -> str: ...
+
+    def require(self, function: str) -> None:
+        """Raise UnavailableError, which says from when on llama.cpp has it, unless the library has the function."""
+        ...
+
+    def batch(self, arrays: BatchArrays) -> Any:
+        """A `llama_batch` of these arrays; its `n_tokens` is set before each decode."""
+        ...
+
+    def function(self, callback: Any) -> Any:
+        """One of the callbacks of this file, kept by the caller, as an argument; None: no function."""
+        ...
+
+    def buffer(self, size: int) -> Any:
+        """Memory of `size` bytes that the library can write into."""
+        ...
+
+    def read(self, pointer: Any, size: int) -> bytes:
+        """A copy of `size` bytes of its memory."""
+        ...
+
+    def metadata_of(self, path: Path) -> Any:
+        """The `gguf_context` of a file, without its tensors' data; a null pointer when it cannot be read."""
+        ...
+
+    def tensor_fact(self, address: int) -> tuple[str, Sequence[int]]:
+        """Name and counts (the innermost first) of the tensor that a SetTensorCallback was given."""
+        ...
+
+
+def set_present(parameters: Any, **values: object) -> None:
+    """Set those fields of a struct that it has: their names changed from one version of llama.cpp to another."""
+    for name, value in values.items():
+        if hasattr(parameters, name):
+            setattr(parameters, name, value)
 
 
 class Log:
@@ -133,98 +151,25 @@ class Log:
         return self.lines[-new].strip().partition("\n")[0] if new else ""
 
 
-class Library:
-    """A loaded library: `call` holds its functions by name, and the struct functions are methods."""
-
-    def __init__(self, package: Any, path: Path) -> None:
-        self.package_version: str = package.__version__
-        self.path = path
-        self.log = Log()
-        self.metadata_only = MetadataParameters(no_alloc=True, context=None)
-        self.call: Any = _bind(package, path)
-        check_layout(package, self.call, path)
-        # the callbacks must live as long as the library uses them, which is as long as the process
-        self._callbacks = (_LogCallback(self.log.receive), _GgmlAbortCallback(self._end_process))
-        self.call.llama_log_set(self._callbacks[0], None)
-        self.call.ggml_set_abort_callback(self._callbacks[1])
-        self.call.llama_backend_init()
-
-    def _end_process(self, message: bytes) -> None:
-        """The library's abort callback: say why, and end at once; the library would fork a debugger for a backtrace."""
-        lines = [*list(self.log.lines)[-_LAST_WORDS:], f"llama.cpp aborted: {message.decode(errors='replace')}"]
-        os.write(2, ("\n".join(lines) + "\n").encode())
-        os._exit(ABORT_STATUS)
-
-    @functools.cached_property
-    def build(self) -> str:
-        """What the library says of itself, and the first 8 hex digits of its file's hash, e.g. "llama.cpp 0.5.0-dev, library 1f9a03c2"."""
-        try:
-            self.call.llama_version.restype = c_char_p
-            stated = self.call.llama_version().decode()
-        except AttributeError:  # older libraries do not state a version
-            stated = "of unstated version"
-        return f"llama.cpp {stated}, library {hashlib.blake2b(self.path.read_bytes()).hexdigest()[:8]}"
-
-
-def check_layout(package: Any, functions: Any, path: Path) -> None:
-    """Raise UnavailableError unless the library's default structs, read through the package's layout, hold the known defaults."""
-    for struct, function, defaults in (
-        ("llama_context_params", functions.llama_context_default_params, _CONTEXT_DEFAULTS),
-        ("llama_model_params", functions.llama_model_default_params, _MODEL_DEFAULTS),
-    ):
-        parameters = function()
-        for name, expected in defaults.items():
-            value = getattr(parameters, name, "missing")
-            # function and data pointers have no value to compare, but a null one is false
-            if bool(value) if expected is None else value != expected:
-                raise UnavailableError(
-                    f"target llamacpp is not available: the layout of {struct} in {path} is not the one llama-cpp-python "
-                    f"{package.__version__} describes; its default `{name}` reads {value}, not {expected}. "
-                    "Unset LLAMA_CPP_LIB_PATH, or install the llama-cpp-python that belongs to that library"
-                )
-
-
-def _bind(package: Any, path: Path) -> Any:
-    """A second handle on the library, with the functions used here typed; the package's own handle keeps its types."""
-    functions = ctypes.CDLL(str(path))
-    bindings = package.llama_cpp
-    structs: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "llama_context_default_params": (bindings.llama_context_params, ()),
-        "llama_model_default_params": (bindings.llama_model_params, ()),
-        "llama_model_init_from_user": (c_void_p, (c_void_p, SetTensorCallback, c_void_p, bindings.llama_model_params)),
-        "llama_model_load_from_file": (c_void_p, (c_char_p, bindings.llama_model_params)),
-        "llama_init_from_model": (c_void_p, (c_void_p, bindings.llama_context_params)),
-        "llama_decode": (c_int32, (c_void_p, Batch)),
-    }
-    for name, (result, arguments) in (_SIGNATURES | structs).items():
-        try:
-            function = getattr(functions, name)
-        except AttributeError as error:
-            raise UnavailableError(
-                f"target llamacpp is not available: {path} has no function `{name}`. pip install --upgrade 'statedrift[llamacpp]'"
-            ) from error
-        function.restype, function.argtypes = result, arguments
-    return functions
+def end_process(log: Log, message: bytes) -> None:
+    """An abort callback: say why, and end at once; the library would fork a debugger for a backtrace."""
+    lines = [*list(log.lines)[-_LAST_WORDS:], f"llama.cpp aborted: {message.decode(errors='replace')}"]
+    os.write(2, ("\n".join(lines) + "\n").encode())
+    os._exit(ABORT_STATUS)
 
 
 @functools.cache
 def load_library() -> Library:
-    """The library of this process, checked and silenced. `LLAMA_CPP_LIB_PATH` names the folder of another build.
+    """The library of this process, checked and silenced: the build that was asked for (llama_builds.py), else llama-cpp-python's.
 
-    Raises UnavailableError when llama-cpp-python is missing or its library does not fit.
+    Raises UnavailableError when there is none, or it does not fit what describes it; UsageError when it was asked for in two ways.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an escaped C++ exception does not pass through the abort callback
-    try:
-        package = importlib.import_module("llama_cpp")
-    except ModuleNotFoundError as error:
-        if error.name != "llama_cpp":
-            raise UnavailableError(f"target llamacpp is not available: llama-cpp-python does not import: {error}") from error
-        raise UnavailableError(
-            "target llamacpp is not available: llama-cpp-python is not installed. "
-            "pip install 'statedrift[llamacpp]' (builds in about 4 minutes, needs a C++ compiler)"
-        ) from error
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        folder = os.environ.get("LLAMA_CPP_LIB_PATH")
-        place = f" with LLAMA_CPP_LIB_PATH={folder}" if folder else ""
-        raise UnavailableError(f"target llamacpp is not available: llama-cpp-python does not load its library{place}: {error}") from error
-    return Library(package, Path(package.llama_cpp._lib._name))
+    build = asked_build()
+    if build is None:
+        from .llama_installed import installed_library
+
+        return installed_library()
+    from .llama_tree import TreeLibrary
+
+    return TreeLibrary(build)

@@ -7,7 +7,6 @@ Rules
 Source: llama.h, llama_model_init_from_user; ggml.h, struct ggml_tensor.
 """
 
-import ctypes
 import functools
 import subprocess
 import sys
@@ -27,12 +26,6 @@ from .llama_library import Library, SetTensorCallback, load_library
 TIME_LIMIT_SECONDS = 60
 
 
-class _Tensor(ctypes.Structure):
-    """The beginning of `ggml_tensor`."""
-
-    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4))
-
-
 def tensors_of(library: Library, model: Model) -> tuple[TensorFact, ...]:
     """The weights of `model`, each named as its tensor, in the order in which the library makes them.
 
@@ -43,11 +36,9 @@ def tensors_of(library: Library, model: Model) -> tuple[TensorFact, ...]:
     shapes: dict[str, tuple[int, ...]] = {}
 
     def note(address: int, _: int | None) -> None:
-        tensor = _Tensor.from_address(address)
-        counts = list(tensor.ne)
-        while len(counts) > 1 and counts[-1] == 1:
-            counts.pop()
-        shapes[library.call.ggml_get_name(address).decode()] = tuple(reversed(counts))
+        name, counts = library.tensor_fact(address)
+        rank = max((place for place, count in enumerate(counts, 1) if count != 1), default=1)
+        shapes[name] = tuple(reversed(counts[:rank]))
 
     _make_without_data(library, model, SetTensorCallback(note))
     facts = (rule(name, shape) for name, shape in shapes.items())
@@ -56,16 +47,17 @@ def tensors_of(library: Library, model: Model) -> tuple[TensorFact, ...]:
 
 def _make_without_data(library: Library, model: Model, note: Any) -> None:
     call = library.call
+    library.require("llama_model_init_from_user")
     line_count = library.log.line_count
     with tempfile.TemporaryDirectory(prefix="statedrift-") as folder:
         path = Path(folder) / "metadata.gguf"
         write_tensors(family_of(model).gguf_metadata(dimensions_of(model)), (), path)
-        metadata = call.gguf_init_from_file(str(path).encode(), library.metadata_only)
+        metadata = library.metadata_of(path)
     if not metadata:
         raise UsageError(f"llama.cpp does not read the metadata of model `{model_text(model)}`")
     parameters = call.llama_model_default_params()
     parameters.n_gpu_layers = 0
-    handle = call.llama_model_init_from_user(metadata, note, None, parameters)
+    handle = call.llama_model_init_from_user(metadata, library.function(note), library.null, parameters)
     call.gguf_free(metadata)
     if not handle:
         raise UsageError(f"llama.cpp makes no model of `{model_text(model)}`: {library.log.first_since(line_count)}")

@@ -1,4 +1,4 @@
-"""llamacpp: the real llama.cpp, as the library that llama-cpp-python installs.
+"""llamacpp: the real llama.cpp, as the library that llama-cpp-python installs, or another build (llama_builds.py).
 
 Rules
 - One call of the session is one call of the library; only the restore of a partial blob is two, as a server does it: the recurrent
@@ -28,9 +28,9 @@ from ..spec.models import Model, model_text
 from ..spec.operations import OPEN
 from ..spec.target import Batch, Capabilities, Decoded, StateRow, Undocumented
 from ..spec.verdicts import ACCEPTED, Outcome, refused
-from . import llama_library
 from .gguf_file import gguf_package, write_gguf
-from .llama_library import ON_DEVICE, PARTIAL_ONLY, CancelCallback, Library, load_library
+from .llama_builds import environment_of
+from .llama_library import BatchArrays, CancelCallback, Library, load_library, set_present
 from .llama_tensors import write_engine_only
 
 ENGINE = "llama.cpp"
@@ -38,8 +38,6 @@ BATCH_TOKENS_MAX = 4096
 """Most tokens in one decode; the library takes fewer when its whole pool is smaller."""
 _CELLS_STEP = 256
 _MODELS_KEPT = 8
-_F32, _F16 = 0, 1  # ggml_type
-_NO_CALLBACK = CancelCallback()
 
 
 class LoadedModel:
@@ -50,8 +48,8 @@ class LoadedModel:
         call = library.call
         parameters = call.llama_model_default_params()
         parameters.n_gpu_layers = 0
-        parameters.load_mode = 0  # read, not mapped: the file is gone once the model is loaded
-        parameters.use_extra_bufts = False  # no repacked weights: one way of computing
+        # read, not mapped: the file is gone once the model is loaded; and no repacked weights: one way of computing
+        set_present(parameters, load_mode=0, use_mmap=False, use_extra_bufts=False)
         line_count = library.log.line_count
         with tempfile.TemporaryDirectory(prefix="statedrift-") as folder:
             path = Path(folder) / "model.gguf"
@@ -59,7 +57,7 @@ class LoadedModel:
                 write_gguf(model, path)
             else:
                 write_engine_only(library, model, path)
-            self.handle: int | None = call.llama_model_load_from_file(str(path).encode(), parameters)
+            self.handle: Any = call.llama_model_load_from_file(str(path).encode(), parameters)
         if not self.handle:
             raise UsageError(f"llama.cpp does not load model `{model_text(model)}`: {library.log.first_since(line_count)}")
         self.vocabulary_size: int = call.llama_vocab_n_tokens(call.llama_model_get_vocab(self.handle))
@@ -112,63 +110,51 @@ def _models() -> LoadedModels:
     return LoadedModels(load_library())
 
 
-class _BatchArrays:
+@functools.cache
+def _shared_batch() -> tuple[BatchArrays, Any]:
     """Arrays for the largest batch, and the one struct that points at them; a decode fills their beginning, and the library is done with them
     when it returns. All sessions share them: what is used again and again stays in the processor's cache."""
-
-    def __init__(self) -> None:
-        self.tokens, self.positions, self.sequence_counts = (np.empty(BATCH_TOKENS_MAX, np.int32) for _ in range(3))
-        self.sequence_addresses = np.empty(BATCH_TOKENS_MAX, np.uint64)
-        self.wanted = np.empty(BATCH_TOKENS_MAX, np.int8)
-        self.batch = llama_library.Batch(
-            token=self.tokens.ctypes.data,
-            pos=self.positions.ctypes.data,
-            n_seq_id=self.sequence_counts.ctypes.data,
-            seq_id=self.sequence_addresses.ctypes.data,
-            logits=self.wanted.ctypes.data,
-        )
-
-
-@functools.cache
-def _batch_arrays() -> _BatchArrays:
-    return _BatchArrays()
+    tokens, positions, sequence_counts = (np.empty(BATCH_TOKENS_MAX, np.int32) for _ in range(3))
+    arrays = BatchArrays(tokens, positions, sequence_counts, np.empty(BATCH_TOKENS_MAX, np.uint64), np.empty(BATCH_TOKENS_MAX, np.int8))
+    return arrays, load_library().batch(arrays)
 
 
 class LlamaSession:
     """One `llama_context`. See spec.target.Session."""
 
     def __init__(self, library: Library, loaded: LoadedModel, model: Model, configuration: CacheConfiguration) -> None:
+        self._library = library
         self._call = call = library.call
         self._log = library.log
         self._loaded = loaded
         self._sequence_count = configuration.n_seq_max
         line_count = self._log.line_count
-        self._context: int | None = call.llama_init_from_model(loaded.handle, _context_parameters(library, loaded, configuration))
+        self._context: Any = call.llama_init_from_model(loaded.handle, _context_parameters(library, loaded, configuration))
         if not self._context:
             raise UsageError(f"llama.cpp does not open `{model_text(model)}` with this cache: {self._log.first_since(line_count)}")
         loaded.session_count += 1
         self._check_pool(configuration)
-        self._memory: int = call.llama_get_memory(self._context)
-        self.capabilities = _capabilities(call, self._context, loaded, configuration)
+        self._memory: Any = call.llama_get_memory(self._context)
+        self.capabilities = _capabilities(library, self._context, loaded, configuration)
         self._embeddings_on = False
         self._chances_left = 0
         self._prepare_batch()
 
     def _check_pool(self, configuration: CacheConfiguration) -> None:
         """The last flags of the parameters have defaults that a shifted layout can imitate; what the library made of `unified` cannot be."""
-        n_ctx_seq = self._call.llama_n_ctx_seq(self._context)
+        n_ctx_seq = _cells_of_sequence(self._call, self._context, configuration)
         pool = _pool_cells(configuration)
         expected = pool if configuration.unified else pool // configuration.n_seq_max
         if self._loaded.has_attention_cache and n_ctx_seq != expected:
             self.close()
             raise UnavailableError(
                 f"target llamacpp is not available: the library at {load_library().path} opened {n_ctx_seq} cells a sequence, not {expected}; "
-                "its llama_context_params are not those of the installed llama-cpp-python"
+                "its llama_context_params are not those that describe it"
             )
 
     def _prepare_batch(self) -> None:
         """The shared arrays, and where the library reads the ids of the sequences of a token."""
-        self._arrays = _batch_arrays()
+        self._arrays, self._batch = _shared_batch()
         self._ids = np.arange(self._sequence_count, dtype=np.int32)
         base = self._ids.ctypes.data
         self._address_of: dict[tuple[int, ...], int] = {(sequence,): base + 4 * sequence for sequence in range(self._sequence_count)}
@@ -193,9 +179,9 @@ class LlamaSession:
         arrays.sequence_counts[:token_count] = counts
         # with embeddings on the library computes every row, and warns when not all were asked for
         arrays.wanted[:token_count] = True if embeddings else batch.wanted
-        arrays.batch.n_tokens = token_count
+        self._batch.n_tokens = token_count
         line_count = self._log.line_count
-        code = self._call.llama_decode(self._context, arrays.batch)
+        code = self._call.llama_decode(self._context, self._batch)
         if code != 0:
             return Decoded(_decode_outcome(code, self._log.first_since(line_count)))
         return Decoded(ACCEPTED, self._rows(batch, embeddings))
@@ -207,7 +193,7 @@ class LlamaSession:
         if not count:
             return np.empty((0, width), np.float32)
         source = self._call.llama_get_embeddings(self._context) if embeddings else self._call.llama_get_logits(self._context)
-        rows = np.frombuffer(ctypes.string_at(source, 4 * count * width), np.float32).reshape(count, width)
+        rows = np.frombuffer(self._library.read(source, 4 * count * width), np.float32).reshape(count, width)
         return rows[batch.wanted] if embeddings else rows
 
     def _check_batch(self, batch: Batch) -> None:
@@ -247,11 +233,11 @@ class LlamaSession:
             raise UsageError(f"`at` must not be negative, as {at} is")
         self._chances_left = at
         callback = CancelCallback(self._chance)  # not kept: it holds the session, which would then end as garbage
-        self._call.llama_set_abort_callback(self._context, callback, None)
+        self._call.llama_set_abort_callback(self._context, self._library.function(callback), self._library.null)
         try:
             return self.decode(batch)
         finally:
-            self._call.llama_set_abort_callback(self._context, _NO_CALLBACK, None)
+            self._call.llama_set_abort_callback(self._context, self._library.function(None), self._library.null)
 
     def _chance(self, _: int | None) -> bool:
         self._chances_left -= 1
@@ -293,29 +279,34 @@ class LlamaSession:
 
     def save(self, sequence: int, partial: bool, device: bool) -> tuple[Outcome, bytes]:
         self._check_sequence(sequence)
-        flags = _state_flags(partial, device)
+        flags = self._state_flags(partial, device)
         line_count = self._log.line_count
         size = self._call.llama_state_seq_get_size_ext(self._context, sequence, flags)
-        blob = ctypes.create_string_buffer(size) if size else b""
+        blob = self._library.buffer(size) if size else b""
         written = self._call.llama_state_seq_get_data_ext(self._context, blob, size, sequence, flags) if size else 0
         return self._saved(blob, written, line_count)
 
     def save_all(self) -> tuple[Outcome, bytes]:
         line_count = self._log.line_count
         size = self._call.llama_state_get_size(self._context)
-        blob = ctypes.create_string_buffer(size) if size else b""
+        blob = self._library.buffer(size) if size else b""
         written = self._call.llama_state_get_data(self._context, blob, size) if size else 0
         return self._saved(blob, written, line_count)
 
     def _saved(self, blob: Any, written: int, line_count: int) -> tuple[Outcome, bytes]:
         if not written:
             return refused(self._log.first_since(line_count) or "0 bytes were saved"), b""
-        return ACCEPTED, ctypes.string_at(blob, written)
+        return ACCEPTED, self._library.read(blob, written)
+
+    def _state_flags(self, partial: bool, device: bool) -> int:
+        """A flag that the library does not have is no capability, and never asked for."""
+        constants = self._library.constants
+        return (constants.partial_only or 0) * partial | (constants.on_device or 0) * device
 
     def restore(self, sequence: int, blob: bytes, partial: bool, device: bool) -> Outcome:
         self._check_sequence(sequence)
         line_count = self._log.line_count
-        if not self._call.llama_state_seq_set_data_ext(self._context, blob, len(blob), sequence, _state_flags(partial, device)):
+        if not self._call.llama_state_seq_set_data_ext(self._context, blob, len(blob), sequence, self._state_flags(partial, device)):
             return refused(self._log.first_since(line_count) or "0 bytes were restored")
         if partial:
             end = self._call.llama_memory_seq_pos_max(self._memory, sequence) + 1
@@ -366,19 +357,33 @@ def _context_parameters(library: Library, loaded: LoadedModel, configuration: Ca
     parameters.n_batch = BATCH_TOKENS_MAX
     parameters.n_ubatch = configuration.n_ubatch
     parameters.n_seq_max = configuration.n_seq_max
-    parameters.n_rs_seq = configuration.n_rs_seq
     parameters.n_threads = parameters.n_threads_batch = 1
-    parameters.pooling_type = 0  # none: a hidden state a token
-    parameters.type_k = parameters.type_v = _F16 if configuration.kv == "f16" else _F32
-    parameters.flash_attn_type = configuration.flash
+    parameters.pooling_type = library.constants.pooling_none
+    parameters.type_k = parameters.type_v = library.constants.f16 if configuration.kv == "f16" else library.constants.f32
     parameters.kv_unified = bool(configuration.unified)
     parameters.swa_full = bool(configuration.swa_full)
     parameters.no_perf = True
-    parameters.offload_kqv = parameters.op_offload = False
+    parameters.offload_kqv = False
+    set_present(
+        parameters,
+        n_rs_seq=configuration.n_rs_seq,
+        flash_attn_type=configuration.flash,
+        flash_attn=bool(configuration.flash),
+        op_offload=False,
+    )
     return parameters
 
 
-def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: CacheConfiguration) -> Capabilities:
+def _cells_of_sequence(call: Any, context: Any, configuration: CacheConfiguration) -> int:
+    """The attention cells of one sequence, or of all where they have one pool; older libraries say those of all."""
+    if hasattr(call, "llama_n_ctx_seq"):
+        n_ctx_seq: int = call.llama_n_ctx_seq(context)
+        return n_ctx_seq
+    n_ctx: int = call.llama_n_ctx(context)
+    return n_ctx if configuration.unified else n_ctx // configuration.n_seq_max
+
+
+def _capabilities(library: Library, context: Any, loaded: LoadedModel, configuration: CacheConfiguration) -> Capabilities:
     """What this build really does for this model and configuration.
 
     n_ctx          without an attention cache nothing limits a sequence, and the context's size only limits the batch
@@ -388,13 +393,15 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
     cancel         the CPU backend asks after every node of a graph
     shift, divide  not where positions have several parts (M-RoPE), nor where the cells of windowed layers are fewer than n_ctx: the memory says so
     save_all, partial, device
-                   for every memory here; a pure recurrent memory ignores `partial`, its recurrent part being all
+                   for every memory here, if the library is young enough to have the flags; a pure recurrent memory ignores `partial`, its
+                   recurrent part being all
     embeddings     not where the library says that hidden states are wider than what the model computes (qwen4exp): reading them aborts
     partial_share  the call takes a range, and has no way to refuse one
     """
+    call = library.call
     n_rs_seq: int = call.llama_n_rs_seq(context)
     can_shift = bool(call.llama_memory_can_shift(call.llama_get_memory(context)))
-    n_ctx_seq: int = call.llama_n_ctx_seq(context)
+    n_ctx_seq = _cells_of_sequence(call, context, configuration)
     n_ctx = n_ctx_seq // configuration.n_seq_max if configuration.unified else n_ctx_seq
     return Capabilities(
         guarantee="draft" if n_rs_seq else "none",
@@ -409,16 +416,12 @@ def _capabilities(call: Any, context: int, loaded: LoadedModel, configuration: C
         shift=can_shift,
         divide=can_shift,
         save_all=True,
-        partial=True,
-        device=True,
+        partial=library.constants.partial_only is not None,
+        device=library.constants.on_device is not None,
         embeddings=loaded.shows_hidden_states,
         partial_share=True,
         engine=ENGINE,
     )
-
-
-def _state_flags(partial: bool, device: bool) -> int:
-    return PARTIAL_ONLY * partial | ON_DEVICE * device
 
 
 def _decode_outcome(code: int, reason: str) -> Outcome:
@@ -466,13 +469,13 @@ class LlamaTarget:
     )  # fmt: skip
 
     def version(self) -> str:
-        """The package and the build, e.g. "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 1f9a03c2)"; see `open` for errors.
+        """The package and the build, e.g. "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 1f9a03c2)", or the build alone; see `open`
+        for errors.
 
         Everything that models are loaded with is imported here, so that a process that forks workers does it once.
         """
         gguf_package()
-        library = load_library()
-        return f"llama-cpp-python {library.package_version} ({library.build})"
+        return load_library().version
 
     def describe(self) -> str:
         return f"{self.version()} at {load_library().path}"
@@ -483,6 +486,10 @@ class LlamaTarget:
             raise UsageError(f"target llamacpp does not run family `{model.family}`; it runs {', '.join(self.families)}")
         models = _models()
         return LlamaSession(models.library, models.get(model), model, configuration)
+
+    def environment_of(self, build: str) -> dict[str, str]:
+        """See spec.target.HasBuilds: a source tree with its build, a library, or llama-cpp-python."""
+        return environment_of(build)
 
     def load(self, model: Model) -> None:
         """See spec.target.LoadsModels: making a model's file and reading it takes longer than a program."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from statedrift.spec.errors import UnavailableError
-from statedrift.targets import llama_library
+from statedrift.targets import llama_installed, llama_library
 from statedrift.targets.llamacpp import TARGET, last_log_lines
 
 NEEDS_LLAMA = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
@@ -66,7 +66,7 @@ def test_a_folder_without_a_library_is_named(tmp_path: Path) -> None:
 @NEEDS_LLAMA
 def test_the_installed_library_has_the_known_layout() -> None:
     package: Any = importlib.import_module("llama_cpp")
-    llama_library.check_layout(package, llama_library.load_library().call, Path("libllama.so"))
+    llama_installed.check_layout(package, llama_library.load_library().call, Path("libllama.so"))
 
 
 @NEEDS_LLAMA
@@ -93,7 +93,7 @@ def test_a_shifted_layout_is_refused(struct: str, field: str, byte_count: int) -
     defaults[struct] = shifted(defaults[struct], field, byte_count)
     fake = SimpleNamespace(llama_context_default_params=lambda: defaults["context"], llama_model_default_params=lambda: defaults["model"])
     with pytest.raises(UnavailableError) as caught:
-        llama_library.check_layout(package, fake, Path("/opt/libllama.so"))
+        llama_installed.check_layout(package, fake, Path("/opt/libllama.so"))
     assert (
         f"the layout of llama_{struct}_params in /opt/libllama.so is not the one llama-cpp-python {package.__version__} describes"
         in str(caught.value)

@@ -28,7 +28,7 @@ def logged_sizes(model: Model, configuration: CacheConfiguration) -> tuple[dict[
     """
     library = llama_library.load_library()
     lines: list[str] = []
-    keep = llama_library._LogCallback(lambda level, text, _: lines.append(ctypes.string_at(text).decode()))
+    keep = llama_library.LogCallback(lambda level, text, _: lines.append(ctypes.string_at(text).decode()))
     library.call.llama_log_set(keep, None)
     try:
         session = TARGET.open(model, configuration)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from statedrift.fuzz.reproduction import reproduction_script
@@ -194,6 +195,17 @@ def test_a_script_begins_with_what_is_wrong_and_the_calls(bench: Bench, tmp_path
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert functions == ["main", "write_model", "load_model", "open_context", "decode"]
     assert "accepted = llama.llama_memory_seq_rm(memory, 0, 0, 1)  # remove 0 0 1\n" in text
+
+
+def test_a_script_of_a_build_of_its_own_says_how_it_is_run_there(bench: Bench) -> None:
+    trial = bench.try_program(parse_program("model lfm2 seed=0; decode 0:1"))
+    hints = {}
+    for version in ("llama.cpp 7.0 (library 1f9a03c2)", "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 1f9a03c2)"):
+        finding = msgspec.structs.replace(
+            finding_of(trial, Verdict("wrong-output", 0, sequence=0, position=0, error=1.0, tolerance=0.1)), version=version
+        )
+        hints[version[:9]] = "LLAMA_CPP_LIB_PATH" in reproduction_script(finding, trial)
+    assert hints == {"llama.cpp": True, "llama-cpp": False}
 
 
 def test_text_of_the_engine_cannot_end_the_head_of_a_script(bench: Bench, tmp_path: Path) -> None:
