@@ -423,8 +423,12 @@ def _ended_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None) -> Campaign:
+def run_campaign(
+    settings: Settings, on_progress: Callable[[Progress], None] = lambda progress: None, bench: Bench | None = None
+) -> Campaign:
     """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete.
+
+    bench  of the target, for one that has no name, or that was measured before; with one job. It is left open.
 
     Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, UnavailableError when the target cannot be used.
     """
@@ -438,7 +442,9 @@ def run_campaign(settings: Settings, on_progress: Callable[[Progress], None] = l
     use_one_thread()
     with (
         _ended_by_signals() as is_asked_to_end,
-        open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as bench,
+        contextlib.nullcontext(bench)
+        if bench
+        else open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as opened,
         settled_heap(),
     ):
-        return _Campaign(settings, bench, on_progress, is_asked_to_end).run()
+        return _Campaign(settings, opened, on_progress, is_asked_to_end).run()

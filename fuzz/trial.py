@@ -26,7 +26,7 @@ from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
 from ..store.findings import Answer
 from ..targets.registry import load_target
-from .calibration import measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
+from .calibration import LOG_COUNT, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
 from .judgement import judge, without_truth
@@ -104,8 +104,9 @@ class Bench:
     against_version: str | None = None
     """The target that it is held to in place of the oracle, if it is (fuzz/pair.py)."""
 
-    def __init__(self, target: str | Target, inspect: bool = False, oracle: str = "own") -> None:
-        """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth."""
+    def __init__(self, target: str | Target, inspect: bool = False, oracle: str = "own", noise_log_count: int = LOG_COUNT) -> None:
+        """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth.
+        noise_log_count: logs over which the noise of a target in development is measured, every time."""
         if oracle not in ORACLES:
             raise UsageError(f"unknown oracle `{oracle}`; there are {', '.join(ORACLES)}")
         if inspect and oracle == "engine":
@@ -121,6 +122,7 @@ class Bench:
         self.manner = Manner(inspect=inspect)
         self.truth = EngineTruth(self.run) if oracle == "engine" else None
         self._noise: dict[tuple[Model, Setting], Noise] = {}
+        self._noise_log_count = noise_log_count
         # a target in development changes without changing its version: what was measured before says nothing of it
         self._is_installed = isinstance(target, str) and (":" not in target or target.startswith(OWN_MODULES))
 
@@ -169,7 +171,7 @@ class Bench:
     def _measured_noise(self, model: Model, setting: Setting) -> Noise:
         if self.truth is not None:
             return measure_own_noise(model, setting, self._run_plain, self.truth)
-        noise = measure_noise(model, self._run_plain)
+        noise = measure_noise(model, self._run_plain, LOG_COUNT if self._is_installed else self._noise_log_count)
         return measure_state_noise(model, noise, self._run_inspected) if self.manner.inspect else noise
 
     def _check_inspectable(self, model: Model) -> None:
