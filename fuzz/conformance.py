@@ -37,7 +37,7 @@ from ..store.findings import Finding, write_finding
 from ..targets.plain import as_target
 from .campaign import Settings, run_campaign
 from .engine_child import Failed
-from .execution import Run
+from .execution import Run, Step
 from .known import now
 from .reproduction import command_script, reproduction_script
 from .sandbox import Death
@@ -310,6 +310,7 @@ class Conformance(NamedTuple):
         answer: OutcomeWord | None = None,
         demand: str | None = None,
         otherwise: str = "",
+        needs: Sequence[str] = (),
         **keys: int | str | tuple[int, ...],
     ) -> None:
         """Hold the target to a row: programs that have to be right.
@@ -319,11 +320,12 @@ class Conformance(NamedTuple):
         answer     what it has to have answered somewhere for the row to count
         demand     what the contract has to have asked of it somewhere (oracle.contract.DemandWord)
         otherwise  why not, where the operation was sent but `answer` or `demand` did not come
+        needs      other operations that have to be sent in the same program
         keys       of the cache configuration; of several values each is tried
         Raises NotAsked, CouldNotTest or Diverged.
         """
         if self.only:
-            self.judged([parse_program(text) for text in self.only])
+            self.judge(self.tried([parse_program(text) for text in self.only]))
             return
         programs, why_not = [], []
         values = [value if isinstance(value, tuple) else (value,) for value in keys.values()]
@@ -334,7 +336,14 @@ class Conformance(NamedTuple):
                 why_not.append(str(error))
         if not programs:
             raise NotAsked(why_not[0])
-        require_asked(operation, self.judged(programs), answer, demand, otherwise)
+        trials = self.tried(programs)
+        asked = [trial for trial in trials if not _why_not_sent(trial, (operation, *needs))]
+        if not asked:
+            raise NotAsked(_why_not_sent(trials[0], (operation, *needs)))
+        self.judge(asked)
+        steps = [step for trial in asked for step in _steps(trial, operation)]
+        if not any(answer in (None, step.outcome.word) and demand in (None, step.demand) for step in steps):
+            raise NotAsked(otherwise or f"in no program the contract asks this of the target ({operation}: {demand or answer})")
 
     def program(self, text: str, keys: dict[str, int | str]) -> Program:
         """A program with its closing decodes, cut to what a decode of the target takes. Raises NotAsked where the cache cannot be opened so, or
@@ -348,13 +357,16 @@ class Conformance(NamedTuple):
         n_batch = self.session.capabilities(self.model, cache).n_batch
         return Program(self.model, cache, tuple(part for whole in operations + closing for part in _cut(whole, n_batch)))
 
-    def judged(self, programs: Sequence[Program]) -> list[Trial]:
-        """Trials that are all right. Raises Diverged for the first that is wrong, CouldNotTest when nothing can be said of one, and NotAsked when
-        some are wrong, but only in uses that the target's documentation does not promise."""
+    def tried(self, programs: Sequence[Program]) -> list[Trial]:
+        """Trials of programs. Raises CouldNotTest when the target cannot be used any more."""
         try:
-            trials = self.session.bench.try_programs(programs)
+            return self.session.bench.try_programs(programs)
         except (UnavailableError, UsageError) as error:
             raise CouldNotTest(str(error)) from None
+
+    def judge(self, trials: Sequence[Trial]) -> None:
+        """See that all trials are right. Raises Diverged for the first that is wrong, CouldNotTest when nothing can be said of one, and NotAsked
+        when some are wrong, but only in uses that the target's documentation does not promise."""
         for trial in trials:
             if not trial.verdict.is_judged:
                 raise CouldNotTest(f"{trial.verdict.reason}\n  in {program_line(trial.program)}")
@@ -369,7 +381,6 @@ class Conformance(NamedTuple):
                 undocumented = f"wrong, but only in a use that its documentation does not promise ({', '.join(finding.undocumented_uses)})"
         if undocumented:
             raise NotAsked(undocumented)
-        return trials
 
     def refuse_bad_arguments(self) -> None:
         """Hold an opened session to G6: an id or a token out of range raises UsageError naming the argument, and no position changes.
@@ -398,16 +409,21 @@ class Conformance(NamedTuple):
         return _finding(reduced.reduction.trial, trial, reduced.reduction.undocumented_uses, bench, reduced.reproduced, RERUNS)
 
 
-def require_asked(operation: str, trials: Sequence[Trial], answer: OutcomeWord | None, demand: str | None, otherwise: str) -> None:
-    """Raise NotAsked unless some trial sent the operation, was asked `demand` there, and was answered `answer`; None: any."""
-    done = [pair for trial in trials for pair in zip(trial.program.operations, trial.run.steps if trial.run else (), strict=False)]
-    own = [step for each, step in done if enabling_name(each) == operation]
-    sent = [step for step in own if step.demand not in ("skip", "undeclared")]
-    if not sent:
-        undeclared = [step.reason for _, step in done if step.demand == "undeclared"]
-        raise NotAsked([*undeclared, *(step.reason for step in own), "the operation was not reached"][0])
-    if not any(answer in (None, step.outcome.word) and demand in (None, step.demand) for step in sent):
-        raise NotAsked(otherwise or f"in no program the contract asks this of the target ({operation}: {demand or answer})")
+def _steps(trial: Trial, operation: str) -> list[Step]:
+    """The steps of a trial that are about an operation, as far as it came."""
+    steps = trial.run.steps if trial.run is not None else ()
+    return [step for each, step in zip(trial.program.operations, steps, strict=False) if enabling_name(each) == operation]
+
+
+def _why_not_sent(trial: Trial, operations: Sequence[str]) -> str:
+    """Why one of the operations was never sent, though the program came to it; empty: they were, or it went wrong before."""
+    steps = trial.run.steps if trial.run is not None else ()
+    undeclared = [step.reason for step in steps if step.demand == "undeclared"]
+    for operation in operations:
+        own = _steps(trial, operation)
+        if own and all(step.demand in ("skip", "undeclared") for step in own):
+            return [*undeclared, *(step.reason for step in own)][0]
+    return ""
 
 
 def _bad_calls(session: OpenedSession, n_seq_max: int, n_vocab: int) -> list[tuple[str, str, Callable[[], object]]]:
@@ -446,7 +462,7 @@ def _cut(operation: AnyOperation, n_batch: int) -> list[AnyOperation]:
     """A decode as several, where the target takes fewer tokens at once."""
     if not isinstance(operation, Decode) or sum(item.token_count for item in operation.items) <= n_batch:
         return [operation]
-    parts = []
+    parts: list[AnyOperation] = []
     for item in operation.items:
         for start in range(0, item.token_count, n_batch):
             tokens = item.tokens and item.tokens[start : start + n_batch]
