@@ -66,10 +66,12 @@ class ConformanceSuite:
     target    a fixture, or an attribute: a target, its name (`module:attribute`), a class of sessions, or a function that opens them
     families  the families whose models the tests use; left out, those of a recurrent model and a hybrid, or the first that the target runs
     caches    cache configurations, as on a program's `cache` line; every row's test runs in each. The fuzz test draws its own
+    program_seconds  how long a program may take before a target in a child process is said to hang
     """
 
     families: ClassVar[Sequence[str]] = FAMILIES_DEFAULT
     caches: ClassVar[Sequence[str]] = ("",)
+    program_seconds: ClassVar[float] = 60.0
 
     def __init_subclass__(cls, **words: Any) -> None:
         super().__init_subclass__(**words)
@@ -100,6 +102,8 @@ class ConformanceSuite:
     def statedrift_session(self, request: pytest.FixtureRequest, target: Any) -> "Iterator[Session]":
         """The target, ready to try programs; what was measured of it in this class stays."""
         with _judgements(), _session(request, target) as session:
+            if session.bench.sandbox is not None:
+                session.bench.sandbox.program_seconds_max = self.program_seconds
             yield session
 
     @pytest.fixture
@@ -255,12 +259,11 @@ class ConformanceSuite:
         """share: must be accepted; afterwards the two are independent."""
         contract.hold(
             "share", "decode 0:4; share 0 1; decode 0:2; decode 1:3/1; decode 0:1 1:1", "decode 0:2; share 0 1; share 1 2; decode 2:2 1:1",
-            "decode 0:1; share 0 1; decode 1:1; decode 0:1", "decode 0:2; share 0 0; decode 0:1",
-        )  # fmt: skip
+            "decode 0:1; share 0 1; decode 1:1; decode 0:1", "decode 0:2; share 0 0; decode 0:1", unified=(0, 1))  # fmt: skip
 
     def test_a_share_replaces_what_was_there(self, contract: "_Contract") -> None:
         """share: what the destination held is dropped, also for an empty source."""
-        contract.hold("share", "decode 0:4; decode 1:6; share 0 1; decode 1:2 0:1", "decode 1:3; share 0 1; decode 1:2/1")
+        contract.hold("share", "decode 0:4; decode 1:6; share 0 1; decode 1:2 0:1", "decode 1:3; share 0 1; decode 1:2/1", unified=(0, 1))
 
     def test_a_share_of_a_pending_rollback_shares_what_is_left(self, contract: "_Contract") -> None:
         """share: must be accepted, also while a rollback of the source is pending."""
@@ -293,8 +296,7 @@ class ConformanceSuite:
         """G3: nor is it forgotten with it, by drop, keep or a share onto it."""
         contract.hold(
             "share", "decode 0:2; share 0 1; drop 0; decode 2:2 1:1", "decode 0:3; share 0 1; keep 1; decode 2:2; decode 1:1",
-            "decode 0:3 2:2; share 0 1; share 2 0; decode 1:1 0:1", "decode 0:2; share 0 1; share 1 2; drop 1; decode 0:1 2:1",
-        )  # fmt: skip
+            "decode 0:3 2:2; share 0 1; share 2 0; decode 1:1 0:1", "decode 0:2; share 0 1; share 1 2; drop 1; decode 0:1 2:1", unified=(0, 1))  # fmt: skip
 
     def test_a_share_of_a_part_is_refused(self, contract: "_Contract") -> None:
         """share of a range that does not cover the source: must be refused, where there is a recurrent layer."""
@@ -370,7 +372,11 @@ class ConformanceSuite:
         """restore: gives back the depth that was saved, where saves carry snapshots."""
         contract.need(contract.capabilities.save and contract.capabilities.saves_snapshots, "the target's saves carry no snapshots")
         contract.hold(
-            "rollback", "decode 0:4; save 0 a; restore a 1; rollback 1 2; decode 1:1", demand="must-accept", otherwise=_NO_SUCH_ROLLBACK
+            "rollback",
+            "decode 0:4; save 0 a; restore a 1; rollback 1 2; decode 1:1",
+            "decode 0:3; save 0 a; restore a 1; rollback 1 1; decode 1:1",
+            demand="must-accept",
+            otherwise=_NO_SUCH_ROLLBACK,
         )
 
     def test_a_truncated_save_is_refused_and_changes_nothing(self, contract: "_Contract") -> None:
@@ -478,12 +484,15 @@ class _Contract:
 @contextlib.contextmanager
 def _judgements() -> Iterator[None]:
     """Skip what is not asked; fail what cannot be tested. `Diverged` goes on as it is: the plugin shows it."""
+    from ..spec.errors import UsageError
     from .conformance import CouldNotTest, NotAsked
 
     try:
         yield
     except NotAsked as error:
         why = str(error)
+    except UsageError as error:  # what the class or an option says
+        pytest.fail(str(error), pytrace=False)
     except CouldNotTest as error:
         pytest.fail("could not test: " + str(error).removeprefix("could not test: "), pytrace=False)
     else:
