@@ -404,7 +404,9 @@ class Conformance(NamedTuple):
         """A divergence as a finding: reduced and run again, but for a hang, where every smaller program may take as long."""
         bench = self.session.bench
         if trial.verdict.kind == "hang":
-            return _finding(trial, trial, (), bench, 1, 1)
+            end = len(trial.program.operations) if trial.verdict.operation_index is None else trial.verdict.operation_index + 1
+            cut = msgspec.structs.replace(trial.program, operations=trial.program.operations[:end])
+            return _finding(msgspec.structs.replace(trial, program=cut), trial, (), bench, 1, 1)
         reduced = reduce_task(bench, ReductionTask(light(trial), frozenset(), (), REDUCTION_SECONDS))
         return _finding(reduced.reduction.trial, trial, reduced.reduction.undocumented_uses, bench, reduced.reproduced, RERUNS)
 
@@ -540,7 +542,7 @@ def why_not_tested(account: Account) -> list[str]:
     reasons = list(account.could_not_test.values())
     reasons += [account.ended_by] if account.ended_by is not None else []
     if account.verdicts.get("harness-error") or not is_mostly_known(account.verdicts) or not account.verdicts.get("ok"):
-        reasons += [f"{reason}\n  in {text}" for reason, text in account.not_judged] or ["no program was judged"]
+        reasons += [f"{reason}\n  in {text}" for reason, text in account.not_judged] or ([] if reasons else ["no program was judged"])
     if is_silent(account.canary):
         reasons.append("the canary, a target that is wrong on purpose, stayed silent: that nothing was found means nothing")
     return reasons

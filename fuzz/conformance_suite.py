@@ -487,17 +487,19 @@ def _judgements() -> Iterator[None]:
     from ..spec.errors import UsageError
     from .conformance import CouldNotTest, NotAsked
 
+    why, fault = "", ""
     try:
         yield
     except NotAsked as error:
         why = str(error)
     except UsageError as error:  # what the class or an option says
-        pytest.fail(str(error), pytrace=False)
+        fault = str(error)
     except CouldNotTest as error:
-        pytest.fail("could not test: " + str(error).removeprefix("could not test: "), pytrace=False)
-    else:
-        return
-    pytest.skip(why)
+        fault = str(error) if str(error).startswith("could not test") else f"could not test: {error}"
+    if fault:  # here, so that pytest shows it alone
+        pytest.fail(fault, pytrace=False)
+    if why:
+        pytest.skip(why)
 
 
 _Known = dict[tuple[object, ...], "dict[Model, Noise]"]
