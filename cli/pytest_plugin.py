@@ -108,8 +108,7 @@ def _row_text(shown: "Shown") -> str:
     finding = shown.finding
     undocumented = ", ".join(finding.undocumented_uses)
     text = verdict_text(
-        finding.program, finding.verdict, finding.target, finding.version, finding.answers, command_words(shown), undocumented, finding.log,
-        compared=shown.compared,
+        finding.program, finding.verdict, finding.target, finding.version, finding.answers, command_words(shown), undocumented, finding.log
     )  # fmt: skip
     return text + _script_line(shown)
 

@@ -72,7 +72,6 @@ class Shown(NamedTuple):
     replay       words of the command
     python_path  a folder that has to be importable for it; empty: none
     script       path of its repro.py; empty: it was not written, and `why_not` says why
-    compared     whether any output row was
     """
 
     finding: Finding
@@ -80,7 +79,6 @@ class Shown(NamedTuple):
     python_path: str
     script: str
     why_not: str = ""
-    compared: bool = True
 
 
 class Fuzzed(msgspec.Struct, frozen=True):
@@ -267,23 +265,22 @@ class Session(NamedTuple):
             case Death(verdict=verdict):
                 raise CouldNotTest(f"{self.bench.target_name} cannot be opened: {verdict.reason}")
 
-    def shown(self, finding: Finding, trial: Trial, place: Place) -> Shown:
-        """A finding, written to the folder if it can be, and how to see it again. `trial`: of its program."""
+    def shown(self, finding: Finding, place: Place) -> Shown:
+        """A finding, written to the folder if it can be, and how to see it again."""
         text = program_line(finding.program)
         path = self.command.python_path if self.command else ""
         replay: tuple[str, ...] = ("pytest", place.node, "--statedrift-program", text)
         if self.command is not None:
             replay = ("statedrift", "replay", text, "--target", self.command.name)
-        script = reproduction_script(finding, trial) if finding.target == "llamacpp" else command_script(finding, replay, path)
+        if finding.target == "llamacpp":
+            script = reproduction_script(finding, self.bench.try_program(finding.program))
+        else:
+            script = command_script(finding, replay, path)
         try:
             written, why_not = str(write_finding(place.folder, finding, script) / "repro.py"), ""
         except UsageError as error:
             written, why_not = "", str(error)
-        return Shown(finding, replay, path, written, why_not, _was_compared(trial))
-
-
-def _was_compared(trial: Trial) -> bool:
-    return trial.run is not None and any(span.indices for span in trial.run.spans)
+        return Shown(finding, replay, path, written, why_not)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------------------
@@ -375,9 +372,7 @@ class Conformance(NamedTuple):
             if trial.verdict.is_divergence:
                 finding = self.finding(trial)
                 if finding.documented or self.undocumented:
-                    raise Diverged(
-                        _sentence(finding), [self.session.shown(finding, self.session.bench.try_program(finding.program), self.place)]
-                    )
+                    raise Diverged(_sentence(finding), [self.session.shown(finding, self.place)])
                 undocumented = f"wrong, but only in a use that its documentation does not promise ({', '.join(finding.undocumented_uses)})"
         if undocumented:
             raise NotAsked(undocumented)
@@ -515,7 +510,7 @@ def fuzz(session: Session, families: Sequence[str], seconds: float, seed: int, p
     )
     unreduced = [f"{left.programs} with {left.signature}: {left.program}" for left in account.unreduced]
     if counted or unreduced:
-        shown = [session.shown(finding, session.bench.try_program(finding.program), place) for finding in counted]
+        shown = [session.shown(finding, place) for finding in counted]
         raise Diverged("; ".join([*map(_sentence, counted), *unreduced]), shown, fuzzed, unreduced)
     if reasons := why_not_tested(account):
         raise CouldNotTest("\n".join(reasons))

@@ -14,9 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-import statedrift.fuzz.canary
-import statedrift.fuzz.conformance
-import statedrift.fuzz.mutants
+from statedrift.fuzz import canary, conformance, mutants  # noqa: F401
 from statedrift.fuzz.trial import check
 from statedrift.spec.programs import parse_program
 
