@@ -94,7 +94,9 @@ def divergence_text(error: "Diverged") -> str:
     parts = [_finding_text(number, shown) for number, shown in enumerate(error.shown[:_SHOWN_MAX], 1)]
     more = [f"{shown.finding.verdict.kind}: {shown.finding.title}\n{_ending(shown)}" for shown in error.shown[_SHOWN_MAX:]]
     parts += [f"and {plural(len(more), 'more divergence')}\n\n" + "\n".join(more)] if more else []
-    parts += ["\n".join(wrapped("not reduced: " + text, "  ")) + "\n" for text in error.unreduced]
+    if error.unreduced:
+        lines = [line for text in error.unreduced for line in wrapped("not reduced: " + text, "  ")]
+        parts.append("\n".join([*lines, "  more --statedrift-seconds give the time to reduce them"]) + "\n")
     lines = [
         f"{plural(len(error.shown), 'divergence')} in {plural(error.fuzzed.programs, 'program')}",
         *wrapped(accepted_words(error.fuzzed), "  "),

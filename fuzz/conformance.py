@@ -108,7 +108,7 @@ class Diverged(Exception):  # noqa: N818
     """The target is wrong.
 
     fuzzed     what the campaign came to that found it; None: it was a row's program
-    unreduced  divergent programs that no finding stands for, each in a line
+    unreduced  divergent programs that no finding stands for: how many with which signature, and one of them where there is no finding
     """
 
     def __init__(self, message: str, shown: Sequence[Shown], fuzzed: Fuzzed | None = None, unreduced: Sequence[str] = ()) -> None:
@@ -508,7 +508,7 @@ def fuzz(session: Session, families: Sequence[str], seconds: float, seed: int, p
     counted = sorted(
         (finding for finding in campaign.findings if finding.documented or undocumented), key=lambda found: found.found_after_programs
     )
-    unreduced = [f"{left.programs} with {left.signature}: {left.program}" for left in account.unreduced]
+    unreduced = [f"{left.programs} with {left.signature}" + (f": {left.program}" if not counted else "") for left in account.unreduced]
     if counted or unreduced:
         shown = [session.shown(finding, place) for finding in counted]
         raise Diverged("; ".join([*map(_sentence, counted), *unreduced]), shown, fuzzed, unreduced)
