@@ -177,7 +177,7 @@ def test_several_suites_and_a_parametrized_fixture_in_one_file(pytester: pytest.
     )
     result = run(pytester, text, "-v", "-k", f"{SHARE} or test_a_promised_rollback")
     result.assert_outcomes(passed=8)
-    assert {"planes-mamba2", "ring-mamba2"} <= set(re.findall(r"\[([\w-]+)\] PASSED", said(result)))
+    assert {"mamba2-planes", "mamba2-ring"} <= set(re.findall(r"\[([\w-]+)\] PASSED", said(result)))
 
 
 def test_it_runs_on_several_processes_and_their_campaigns_are_summed_up(pytester: pytest.Pytester) -> None:
@@ -185,7 +185,7 @@ def test_it_runs_on_several_processes_and_their_campaigns_are_summed_up(pytester
     words = ("-p", "no:cacheprovider", "-n2", "--statedrift-seconds=0.2", "-k", "test_fuzz or test_a_clear")
     result = pytester.runpytest_subprocess(*words)
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*TestOwn::test_fuzz: no divergence in * operations*"])
+    assert re.search(r"TestOwn::test_fuzz: no divergence in \d+ programs, .* accepted", said(result).replace("\n  ", " "))
 
 
 def test_the_fuzz_test_can_be_left_out_and_has_a_seed(pytester: pytest.Pytester) -> None:
@@ -243,10 +243,8 @@ def test_a_cache_that_refuses_everything_does_not_pass(pytester: pytest.Pytester
         class TestRefuser(statedrift.ConformanceSuite):
             target = Refuser
     """
-    result = run(pytester, text)
-    counts = result.parseoutcomes()
-    assert set(counts) == {"errors"} or set(counts) <= {"errors", "failed", "skipped"}
-    assert counts["errors"] > 40
+    result = run(pytester, text, "-k", "test_a_share_makes or test_keep or test_a_refused_rollback or test_fuzz")
+    result.assert_outcomes(errors=3, failed=1)
     assert "could not test" in said(result)
     assert "a plain decoding of one sequence failed" in said(result)
 
