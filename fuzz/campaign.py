@@ -443,7 +443,7 @@ def run_campaign(
     with (
         _ended_by_signals() as is_asked_to_end,
         contextlib.nullcontext(bench)
-        if bench
+        if bench is not None
         else open_bench(settings.target, settings.against, settings.inspect, settings.oracle) as opened,
         settled_heap(),
     ):

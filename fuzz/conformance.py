@@ -44,7 +44,7 @@ from .sandbox import Death
 from .shards import light
 from .signatures import enabling_name, fine_signature
 from .titles import title_of
-from .trial import Bench, Trial, answers_of
+from .trial import OWN_MODULES, Bench, Trial, answers_of
 from .workers import RERUNS, ReductionTask, reduce_task
 
 NOISE_LOGS = 40
@@ -145,6 +145,8 @@ def _path_of_module(module_name: str) -> str | None:
     file = getattr(module, "__file__", None)
     if file is None or module_name == "__main__":
         return None
+    if module_name.startswith(OWN_MODULES):
+        return ""
     parts = list(Path(file).with_suffix("").parts)
     if parts[-1] == "__init__":
         parts.pop()
@@ -221,7 +223,7 @@ def _where(error: BaseException) -> str:
     own = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not Path(frame.filename).is_relative_to(Path(__file__).parents[1])
     ]
-    return "\n".join([said, *(f"  {frame.filename}:{frame.lineno}: {frame.name}: {frame.line}" for frame in own or [])])
+    return "\n".join([said, *(f"  {frame.filename}:{frame.lineno}: {frame.name}: {frame.line}" for frame in own)])
 
 
 class Session(NamedTuple):

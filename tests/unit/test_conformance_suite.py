@@ -358,3 +358,20 @@ def test_an_unusable_target_is_said() -> None:
         conformance.opened_bench("nowhere", __name__)
     with pytest.raises(UsageError):
         load_target("json:JSONDecoder")
+
+
+def test_a_target_is_named_as_a_command_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert conformance.named("numba", __name__) == ("numba", "")
+    assert conformance.named(load_target("numba-ring"), __name__) == ("statedrift.targets.numba:RING", "")
+    assert conformance.named(lambda model, configuration: None, __name__) is None
+    folder = tmp_path / "below"
+    folder.mkdir()
+    (folder / "cache_of_mine.py").write_text("class Mine: pass\n\n\ndef opened(model, configuration): return Mine()\n")
+    monkeypatch.syspath_prepend(str(folder))
+    import cache_of_mine  # type: ignore[import-not-found]
+
+    assert conformance.named(cache_of_mine.Mine, __name__) == ("cache_of_mine:Mine", "below")
+    assert conformance.named(cache_of_mine.opened, __name__) == ("cache_of_mine:opened", "below")
+    assert conformance.named("cache_of_mine:Mine", __name__) == ("cache_of_mine:Mine", "below")
+    monkeypatch.chdir(folder)
+    assert conformance.named(cache_of_mine.Mine, __name__) == ("cache_of_mine:Mine", "")
