@@ -59,7 +59,7 @@ def said(result: pytest.RunResult) -> str:
 
 
 def command(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 # --- cost --------------------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,10 @@ def test_a_mistake_planted_in_the_example_is_shown_as_the_smallest_program(tmp_p
     assert found[3] == program
     assert "Traceback" not in ended.stdout
     assert "conformance" not in ended.stdout
-    assert command([found[4]], tmp_path).returncode == 1
+    script = (tmp_path / found[4]).read_text()
+    assert f"FOLDER = {str(tmp_path)!r}" in script
+    assert f"COMMAND = {['statedrift', 'replay', program, '--target', 'test_my_cache:MyCache', '--undocumented']!r}" in script
+    assert "'tests of mine'" in script
 
 
 # --- how it is collected and chosen ---------------------------------------------------------------------------------------------------
@@ -366,6 +369,7 @@ def test_findings_go_where_they_are_asked_to_and_a_folder_that_cannot_be_made_is
     result.assert_outcomes(failed=1)
     (script,) = (pytester.path / "kept").glob("false-success-*/repro.py")
     assert script.with_name("program.drift").is_file()
+    assert command([str(script)], pytester.path).returncode == 1
     (pytester.path / "file").write_text("")
     result = run(pytester, text, "-k", "test_keep_empties", "--statedrift-out=file")
     result.assert_outcomes(failed=1)
