@@ -64,15 +64,17 @@ def calibration_programs(
     setting: Setting = PLAIN_SETTING,
     n_ubatch: int = 256,
     decode_tokens_max: int = DECODE_TOKENS_MAX,
+    log_count: int = LOG_COUNT,
 ) -> list[Program]:
     """Two programs for every log, lengths 1..200: the log in as few decodes as possible, and token by token.
 
     embeddings  every fourth pair asks for hidden states
     decode_tokens_max  most tokens that a decode takes
+    log_count   at least 2
     """
     programs = []
-    for number in range(LOG_COUNT):
-        length = 1 + number * (LOG_TOKENS_MAX - 1) // (LOG_COUNT - 1)
+    for number in range(log_count):
+        length = 1 + number * (LOG_TOKENS_MAX - 1) // (log_count - 1)
         outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
         cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=setting.kv, flash=setting.flash)
         salt = _CALIBRATION_SALT + number
@@ -83,14 +85,14 @@ def calibration_programs(
     return programs
 
 
-def measure_noise(model: Model, run_all: RunAll) -> Noise:
-    """Measure the floor of a target for a model.
+def measure_noise(model: Model, run_all: RunAll, log_count: int = LOG_COUNT) -> Noise:
+    """Measure the floor of a target for a model, over so many logs.
 
     Raises UnavailableError ("could not test") when the target refuses plain decodings, or is too noisy to be judged.
     """
-    _, runs = _plain_runs(model, run_all, PLAIN_SETTING)
+    _, runs = _plain_runs(model, run_all, PLAIN_SETTING, log_count)
     noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
-    return _with_unjudged(noise, model, runs[0::2])
+    return msgspec.structs.replace(_with_unjudged(noise, model, runs[0::2]), log_count=log_count)
 
 
 def _with_unjudged(noise: Noise, model: Model, runs: Sequence[Run]) -> Noise:
@@ -103,11 +105,12 @@ def _with_unjudged(noise: Noise, model: Model, runs: Sequence[Run]) -> Noise:
     return msgspec.structs.replace(noise, unjudged=unjudged / row_count)
 
 
-def _plain_runs(model: Model, run_all: RunAll, setting: Setting) -> tuple[list[Program], Sequence[Run]]:
+def _plain_runs(model: Model, run_all: RunAll, setting: Setting, log_count: int = LOG_COUNT) -> tuple[list[Program], Sequence[Run]]:
     """The calibration programs and what came of them. Raises UnavailableError when one of them was not accepted to its end."""
     (shortest,) = run_all(calibration_programs(model, setting=setting)[:1])
     declared = shortest.capabilities
-    programs = calibration_programs(model, declared.embeddings, setting, decode_tokens_max=declared.n_batch or DECODE_TOKENS_MAX)
+    decode_tokens_max = declared.n_batch or DECODE_TOKENS_MAX
+    programs = calibration_programs(model, declared.embeddings, setting, decode_tokens_max=decode_tokens_max, log_count=log_count)
     runs = run_all(programs)
     _check_accepted(model, programs, runs)
     return programs, runs

@@ -570,6 +570,7 @@ def run_campaign(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_beat: Callable[[Statistics], None] = lambda statistics: None,
     is_known: Callable[[Finding], bool] = lambda finding: False,
+    bench: Bench | None = None,
 ) -> Campaign:
     """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete. In a folder that holds one of the
     same settings it goes on; the budget is for this run alone.
@@ -577,6 +578,7 @@ def run_campaign(
     on_progress  is told where it is after every shard and every step of a reduction
     on_beat      is told so from another thread every BEAT_SECONDS, whatever is going on; `stats.json` is written then, and at the end
     is_known     whether a finding is one of a baseline; it is only counted apart
+    bench        of the target, for one that has no name, or that was measured before; with one job. It is left open
 
     Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, holds something else or is
     in use; UnavailableError when the target cannot be used.
@@ -606,12 +608,18 @@ def run_campaign(
         ended_by_signals() as ending,
         beating(beat, FIRST_BEAT_SECONDS, BEAT_SECONDS),
         connected(settings.scheduler) if settings.scheduler is not None else contextlib.nullcontext() as client,
-        open_bench(settings.target, settings.against, settings.inspect, settings.oracle, settings.against_library) as bench,
+        _given_or_opened(bench, settings) as own_bench,
         settled_heap(),
     ):
-        campaign = _Campaign(settings, bench, tell, ending, store, client, is_known).run()
+        campaign = _Campaign(settings, own_bench, tell, ending, store, client, is_known).run()
     _keep(settings.out, watch.statistics("done", campaign.account.complete))
     return campaign
+
+
+def _given_or_opened(bench: Bench | None, settings: Settings) -> contextlib.AbstractContextManager[Bench]:
+    if bench is not None:
+        return contextlib.nullcontext(bench)
+    return open_bench(settings.target, settings.against, settings.inspect, settings.oracle, settings.against_library)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from .two_builds import TwoBuilds
 
 BOTH_TRUTHS = "--inspect compares state rows with the truth, and --against has another target for it; leave out one of them"
 TWO_TRUTHS = "--against has another target for the truth, and --oracle engine the target itself; leave out one of them"
-OPTIONAL = ("coupled", "cancel", "shift", "divide", "save_all", "partial", "device", "embeddings", "partial_share")
+OPTIONAL = ("coupled", "cancel", "shift", "divide", "save_all", "partial", "device", "embeddings", "partial_share", "save")
 
 
 class Names(NamedTuple):

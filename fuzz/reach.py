@@ -75,7 +75,10 @@ STATE_TABLES = ("pending", "shared by 2", "shared by 3+", "moved")
 TABLES = ("answers", "edges", *STATE_TABLES, "pairs")
 """Names of the tables, what is most telling first."""
 
-OPERATION_NEEDS = {"cancel": "cancel", "shift": "shift", "divide": "divide", "save_all": "save_all", "restore_all": "save_all"}
+OPERATION_NEEDS = {
+    "cancel": "cancel", "shift": "shift", "divide": "divide", "save": "save", "restore": "save", "damage": "save",
+    "save_all": "save_all", "restore_all": "save_all",
+}  # fmt: skip
 """The ability (spec.target.Capabilities) that a session has to declare before the operation is sent."""
 
 _REFUSALS: dict[str, tuple[str, ...]] = {
@@ -83,7 +86,7 @@ _REFUSALS: dict[str, tuple[str, ...]] = {
     "rollback": ("guarantee none", "guarantee draft", "guarantee any"),
     "remove": ("recurrent",),
     "share": ("partial_share",),
-    "restore": (),
+    "restore": ("save",),
     "restore_all": ("save_all",),
 }
 """Operations whose refusal the contract demands somewhere, or leaves to the target; where one of the abilities is there, if any is named."""
@@ -106,12 +109,12 @@ _EDGES: dict[str, str] = {
     "decode for embeddings": "embeddings",
     "decode beyond the capacity": "attention",
     "decode past the window": "windowed",
-    "restore into the same sequence": "",
-    "restore into another sequence": "",
-    "restore in a later session": "",
+    "restore into the same sequence": "save",
+    "restore into another sequence": "save",
+    "restore in a later session": "save",
     "restore of a partial save": "partial",
     "restore of a device save": "device",
-    "restore of a damaged save": "",
+    "restore of a damaged save": "save",
     "start fresh": "",
     "start dirty": "",
     "start poison": "poison",
@@ -127,7 +130,7 @@ _EDGE_OF = {name: number for number, name in enumerate(_EDGES)}
 
 _ABILITIES = (
     "recurrent", "attention", "windowed", "coupled", "cancel", "shift", "divide", "save_all", "partial", "device", "embeddings",
-    "partial_share",
+    "partial_share", "save",
 )  # fmt: skip
 
 

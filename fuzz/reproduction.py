@@ -5,10 +5,12 @@ Rules
   and compares with a fresh decode of the same tokens, or with what had to be answered.
 - It exits 1 when the fault shows, 0 when not and 2 when it could not run, so that it can be bisected with.
 - The calls come first, then what they are made of: who opens it sees on one screen what is done and what is wrong.
-- For other targets it is two lines over statedrift's own replay.
+- For other targets it is two lines over statedrift's own replay, or over the command that a conformance suite gives.
 """
 
+import os
 import re
+from collections.abc import Sequence
 from importlib import resources
 
 from ..oracle.contract import Checker
@@ -96,6 +98,23 @@ def _replay_script(finding: Finding) -> str:
         "import subprocess\nimport sys\n\n"
         f'PROGRAM = """\\\n{program_text(finding.program)}"""\n\n'
         f'status = subprocess.call([sys.executable, "-m", "statedrift", "replay", PROGRAM, "--target", "{finding.target}", "--undocumented"{inspect}])\n'
+        "sys.exit(status if status in (0, 1) else 2)\n"
+    )
+
+
+def command_script(finding: Finding, words: Sequence[str], python_path: str) -> str:
+    """The text of a repro.py that gives a command again, in the folder where it was given.
+
+    words        the command; the first one is a module that Python can run
+    python_path  a folder that has to be importable for it; empty: none
+    """
+    words = (*words, "--undocumented") if words[0] == "statedrift" else words
+    return _head(finding, "Needs statedrift, and the target where it is: the command is given in the folder of FOLDER.") + (
+        "import os\nimport subprocess\nimport sys\n\n"
+        f"FOLDER = {os.getcwd()!r}\n"
+        f"COMMAND = {list(words)!r}\n\n"
+        f"path = os.pathsep.join(filter(None, [{python_path!r}, os.environ.get('PYTHONPATH')]))\n"
+        "status = subprocess.call([sys.executable, '-m', *COMMAND], cwd=FOLDER, env=os.environ | {'PYTHONPATH': path})\n"
         "sys.exit(status if status in (0, 1) else 2)\n"
     )
 

@@ -26,7 +26,7 @@ from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
 from ..store.findings import Answer
 from ..targets.registry import load_target
-from .calibration import measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
+from .calibration import LOG_COUNT, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
 from .judgement import judge, without_truth
@@ -109,10 +109,16 @@ class Bench:
     """Of the other build whose own divergences are none, if there is one (fuzz/two_builds.py)."""
 
     def __init__(
-        self, target: str | Target, inspect: bool = False, oracle: str = "own", environment: Mapping[str, str] | None = None
+        self,
+        target: str | Target,
+        inspect: bool = False,
+        oracle: str = "own",
+        environment: Mapping[str, str] | None = None,
+        noise_log_count: int = LOG_COUNT,
     ) -> None:
         """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth.
-        environment: of its child process, beside ours."""
+        environment: of its child process, beside ours. noise_log_count: logs over which the noise of a target in development is measured,
+        every time."""
         if oracle not in ORACLES:
             raise UsageError(f"unknown oracle `{oracle}`; there are {', '.join(ORACLES)}")
         if inspect and oracle == "engine":
@@ -128,6 +134,7 @@ class Bench:
         self.manner = Manner(inspect=inspect)
         self.truth = EngineTruth(self.run) if oracle == "engine" else None
         self._noise: dict[tuple[Model, Setting], Noise] = {}
+        self._noise_log_count = noise_log_count
         # a target in development changes without changing its version: what was measured before says nothing of it
         self._is_installed = isinstance(target, str) and (":" not in target or target.startswith(OWN_MODULES))
 
@@ -176,7 +183,7 @@ class Bench:
     def _measured_noise(self, model: Model, setting: Setting) -> Noise:
         if self.truth is not None:
             return measure_own_noise(model, setting, self._run_plain, self.truth)
-        noise = measure_noise(model, self._run_plain)
+        noise = measure_noise(model, self._run_plain, LOG_COUNT if self._is_installed else self._noise_log_count)
         return measure_state_noise(model, noise, self._run_inspected) if self.manner.inspect else noise
 
     def _check_inspectable(self, model: Model) -> None:

@@ -143,6 +143,8 @@ class Checker:
                     return Demand("undeclared", "this target cannot divide positions")
                 return Demand("skip", "nothing to divide") if not logs[sequence].tokens else MAY
             case Save(partial=partial, device=device):
+                if not self.capabilities.save:
+                    return Demand("undeclared", "this target cannot save a sequence")
                 if (partial and not self.capabilities.partial) or (device and not self.capabilities.device):
                     return Demand("undeclared", "this target has no such save")
                 return MUST_ACCEPT

@@ -30,6 +30,7 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     n_ctx                 attention cells a sequence (the pool is n_ctx * n_seq_max when unified); 0: no limit (a model without attention)
     coupled, cancel, shift, divide, save_all, partial, device, embeddings
                           the optional operations
+    save                  a sequence can be saved and restored; False for a cache that has no such operation at all
     saves_snapshots       a restored sequence can go as far back as the saved one could (guarantee `any`)
     partial_share         share of a range
     inspect               shows its logical state rows
@@ -58,6 +59,7 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True):
     inspect: bool = False
     engine: str = ""
     saves_snapshots: bool = False
+    save: bool = True
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -10,24 +10,30 @@ Rules
     @given(programs())                      # a Hypothesis strategy over whole programs; also: programs(profile="server")
     @given(seeded_programs())               # the same as a campaign draws them: one draw a program
     note_rarities(program, run)             # tell Hypothesis what is rare in a program
+    class TestMyCache(ConformanceSuite)     # the contract as tests of a cache, for pytest
+    class MyCache(PlainSession)             # a cache, with what it takes to be tested
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .fuzz.conformance_suite import ConformanceSuite
     from .fuzz.execution import execute
     from .fuzz.generation import programs, seeded_programs
     from .fuzz.rarities import note_rarities
     from .fuzz.trial import check
     from .spec.programs import Program, parse_program, program_text
+    from .targets.plain import PlainSession
 
     __version__: str
 
 __all__ = [
-    "Program", "__version__", "check", "execute", "note_rarities", "parse_program", "program_text", "programs", "seeded_programs",
+    "ConformanceSuite", "PlainSession", "Program", "__version__", "check", "execute", "note_rarities", "parse_program", "program_text", "programs", "seeded_programs",
 ]  # fmt: skip
 
 _ROOMS = {
+    "ConformanceSuite": "fuzz.conformance_suite",
+    "PlainSession": "targets.plain",
     "Program": "spec.programs",
     "parse_program": "spec.programs",
     "program_text": "spec.programs",

@@ -2,6 +2,7 @@
 
 Rules
 - A word is the name of an entry point in the group `statedrift.targets`, or `module:attribute`.
+- What it names is a target, a class of sessions, or a function that opens them.
 - statedrift's own entry points win over others of the same name.
 - Nothing is loaded until it is asked for by name; what is loaded must have every member of the protocol.
 - The current folder counts as importable for `module:attribute`, so that a target in development needs no installation.
@@ -14,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.target import Target
+from .plain import as_target
 
 GROUP = "statedrift.targets"
 PROTOCOL_MEMBERS = ("name", "isolated", "families", "poison", "undocumented", "version", "describe", "open")
@@ -75,11 +77,13 @@ def _load_attribute(name: str, module_name: str, attribute: str) -> object:
 
 
 def _checked(name: str, value: object) -> Target:
+    if (target := as_target(value)) is not None:
+        return target
     missing = [member for member in PROTOCOL_MEMBERS if not hasattr(value, member)]
+    if isinstance(value, type) and not missing:
+        raise UsageError(f"`{name}` is a class, not a target; name an instance of it")
     if missing:
         raise UsageError(f"`{name}` is no target: it has no {', '.join(missing)} (see docs/targets.md)")
-    if isinstance(value, type):
-        raise UsageError(f"`{name}` is a class, not a target; name an instance of it")
     if not isinstance(value, Target):
         raise UsageError(f"`{name}` is no target: it does not follow the protocol in statedrift.spec.target")
     return value

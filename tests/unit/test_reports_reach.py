@@ -17,7 +17,9 @@ from statedrift.reports.terminal import account_text, missing_cells, never_execu
 from statedrift.store.campaigns import Account, Campaign, Reach
 
 GOLDEN = Path(__file__).parent / "golden"
-ABILITIES = frozenset(("recurrent", "attention", "coupled", "cancel", "shift", "partial", "embeddings", "guarantee draft", "snapshots"))
+ABILITIES = frozenset(
+    ("recurrent", "attention", "coupled", "cancel", "shift", "partial", "embeddings", "save", "guarantee draft", "snapshots")
+)
 
 
 def counted() -> Reach:
