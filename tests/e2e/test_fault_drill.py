@@ -32,8 +32,7 @@ KILLS = int(os.environ.get("STATEDRIFT_DRILL_KILLS", "24"))
 SEED = int(os.environ.get("STATEDRIFT_DRILL_SEED", "1"))
 CANARY = "statedrift.fuzz.canary:FREQUENT"
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS_MAX = 120.0
-LEFT_SECONDS_MAX = 10.0
+LEFT_SECONDS_MAX = 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)
