@@ -531,6 +531,8 @@ class _Campaign:
     def take_replay(self, finding: Finding, trial: Trial) -> None:
         """Take over what a finding's program came to now; another divergence than its own waits, unless there is a finding of its kind."""
         assert self.replayed is not None
+        if not trial.verdict.is_judged:
+            return  # killed from outside, perhaps: that says nothing of the finding
         gone = self.replayed.gone
         if trial.signature == coarse_signature(self.bench.label, finding.program, finding.verdict):
             self.findings.see_again(finding.signature)

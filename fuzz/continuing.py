@@ -7,7 +7,7 @@ Rules
 - Settings that say which programs are drawn are the same, or it is another campaign.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -23,57 +23,51 @@ from .trial import Trial
 
 
 class Keeper:
-    """Keeps a campaign in its folder, where it has one.
-
-    not_written  why the folder does not hold what it should; empty: it does
-    """
+    """Keeps a campaign in its folder, where it has one."""
 
     def __init__(self, store: Store | None, findings: Findings, corpus: Corpus) -> None:
-        self.not_written = ""
         self.scripts: dict[str, str | None] = {}
         self._store = store
         self._findings = findings
         self._corpus = corpus
         self._kept: dict[str, Finding] = {}
+        self._database_fault = self._folder_fault = ""
+
+    @property
+    def not_written(self) -> str:
+        """Why the folder does not hold what it should; empty: it does."""
+        return self._database_fault or self._folder_fault
 
     def save(self, account: Account, position: int, learned: int | None, abilities: set[str], run: tuple[float, int, str | None]) -> None:
-        """Keep what changed; `run`: seconds and programs of this run of the command, and when it ended, if it did."""
-        if self._store is None or (self.not_written and run[2] is None):
+        """Keep what changed, then show the findings that are new; `run`: seconds and programs of this run of the command, and when it ended,
+        if it did."""
+        store, findings = self._store, self._findings
+        if store is None or (self._database_fault and run[2] is None):
             return
-        findings = self._findings
         changed = [finding for finding in findings.by_signature.values() if self._kept.get(finding.signature) is not finding]
-        coarse_of = {fine: coarse for coarse, known in findings.enabling.items() for _, fine in known}
-        rows = [FindingRow(finding, coarse_of[finding.signature], self.scripts.get(finding.signature)) for finding in changed]
         waiting = [_row(entry) for entry in findings.changed.values()]
-        change = Change(
-            account, _tally(position, learned, abilities, findings), rows, waiting, findings.finished, self._corpus.changed_rows()
-        )
-        self._written(lambda store: store.save(change, *run))
-        if not self.not_written:
-            self._kept.update((finding.signature, finding) for finding in changed)
-            findings.changed.clear()
-            findings.finished.clear()
-            self._corpus.changed.clear()
-
-    def write_folder(self, finding: Finding, coarse: str) -> None:
-        """Show a finding to people, in a folder of its own."""
-        if not self.not_written:
-            row = FindingRow(finding, coarse, self.scripts.get(finding.signature))
-            self._written(lambda store: store.write_folders([row]))
+        tally = _tally(position, learned, abilities, findings)
+        change = Change(account, tally, self._rows(changed), waiting, findings.finished, self._corpus.changed_rows())
+        self._database_fault = _fault(lambda: store.save(change, *run))
+        if self._database_fault:
+            return
+        new = [finding for finding in changed if finding.signature not in self._kept]
+        self._kept.update((finding.signature, finding) for finding in changed)
+        findings.changed.clear()
+        findings.finished.clear()
+        self._corpus.changed.clear()
+        if new and not self._folder_fault:
+            self._folder_fault = _fault(lambda: store.write_folders(self._rows(new)))
 
     def write_folders(self) -> None:
         """Bring the folders of all findings up to date."""
-        for finding in self._findings.by_signature.values():
-            self.write_folder(finding, "")
+        store = self._store
+        if store is not None:
+            self._folder_fault = _fault(lambda: store.write_folders(self._rows(self._findings.by_signature.values())))
 
-    def _written(self, write: Callable[[Store], None]) -> None:
-        if self._store is None:
-            return
-        try:
-            write(self._store)
-            self.not_written = ""
-        except UsageError as error:
-            self.not_written = str(error)
+    def _rows(self, findings: Iterable[Finding]) -> list[FindingRow]:
+        coarse_of = {fine: coarse for coarse, known in self._findings.enabling.items() for _, fine in known}
+        return [FindingRow(finding, coarse_of[finding.signature], self.scripts.get(finding.signature)) for finding in findings]
 
     def take_up(self, kept: Kept) -> None:
         """Go on from what was kept. Raises UsageError when it cannot be read."""
@@ -91,6 +85,15 @@ class Keeper:
         for entry in kept.tally.not_kept:
             findings.not_kept[entry.coarse][frozenset(entry.enabling)] += entry.programs
         self._corpus.take_up(kept.corpus)
+
+
+def _fault(write: Callable[[], None]) -> str:
+    """Why something could not be written; empty when it was."""
+    try:
+        write()
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _tally(position: int, learned: int | None, abilities: set[str], findings: Findings) -> Tally:

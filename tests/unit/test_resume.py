@@ -207,6 +207,7 @@ def test_a_campaign_that_was_killed_goes_on_with_the_same_programs_and_finds_the
         drawn = list(tasks)
         assert len(whole.findings) >= 4
         for name, programs in (("reducing", 64), ("round", 128)):
+            assert len(list((tmp_path / name).glob("findings/*/repro.py"))) >= 2  # people see a finding as soon as it is one
             del tasks[:]
             done = run_campaign(msgspec.structs.replace(settings, out=tmp_path / name, programs=192 - programs))
             assert tasks == drawn[programs // 64 :]
