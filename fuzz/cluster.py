@@ -376,8 +376,9 @@ class Cluster:
                 self._lose(worker)
             for address in sorted(there - self._workers.keys() - self._left_out.keys()):
                 self._open(address)
-        if any(worker.process is not None for worker in self._workers.values()):
+        if self._workers:  # ready, or still opening the target, which may take its time
             self._had_worker = now
+        if any(worker.process is not None for worker in self._workers.values()):
             waiting, self._waiting = self._waiting, []
             for sent in waiting:
                 self._send(sent)
