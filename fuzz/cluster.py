@@ -5,7 +5,7 @@ Rules
   decided here, and it does so once. A task that is lost twice ends the campaign with a reason.
 - A worker process opens one bench for a campaign and keeps it as a Dask result: it is closed as soon as nobody asks for it any more, be it
   that the campaign came to its end or that its process was killed.
-- A bench runs one task at a time, however many threads its worker has.
+- A worker process does one task at a time, however many threads it has: benches share what their process has loaded.
 - A worker that has no statedrift, or another version of it or of the target, is an error at the start; one that comes later is left out.
 - What goes over the wire is MessagePack, and names of functions: the scheduler needs no statedrift (Dask lets it unpack what is sent).
 Source: distributed's documentation (Client.submit with `workers`, worker's and task's states).
@@ -111,6 +111,8 @@ def _quiet() -> Iterator[None]:
 
 _PROCESS = uuid.uuid4().hex
 """This process, which no other one is, also not one that has its address after it."""
+_THRESHOLDS = gc.get_threshold()
+_one_at_a_time = threading.Lock()
 
 
 class Held:
@@ -118,7 +120,6 @@ class Held:
 
     def __init__(self, opening: bytes) -> None:
         self._opening = opening
-        self._one_at_a_time = threading.Lock()
         self._bench: Bench | None = None
 
     def __reduce__(self) -> tuple[type["Held"], tuple[bytes]]:
@@ -130,7 +131,7 @@ class Held:
     @contextlib.contextmanager
     def bench(self) -> Iterator[Bench]:
         """The bench, for one thread. Raises UsageError and UnavailableError as `open_bench` does."""
-        with self._one_at_a_time:
+        with _one_at_a_time:
             if self._bench is None:
                 self._bench = self._open()
             yield self._bench
@@ -140,16 +141,15 @@ class Held:
         use_one_thread()
         bench = open_bench(opening.target, opening.against, opening.inspect, opening.oracle, opening.against_library)
         bench.set_noise(dict(msgspec.json.decode(opening.noise, type=list[tuple[Model, Noise]])))
-        thresholds = gc.get_threshold()
         gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS_MAX, *thresholds[1:])
-        weakref.finalize(self, _close, bench, thresholds)  # at the end of the process, too
+        gc.set_threshold(YOUNG_OBJECTS_MAX, *_THRESHOLDS[1:])
+        weakref.finalize(self, _close, bench)  # at the end of the process, too
         return bench
 
 
-def _close(bench: Bench, thresholds: tuple[int, int, int]) -> None:
+def _close(bench: Bench) -> None:
     bench.close()
-    gc.set_threshold(*thresholds)
+    gc.set_threshold(*_THRESHOLDS)
     gc.unfreeze()
 
 
@@ -191,7 +191,7 @@ class _WhileWanted:
         return getattr(self._bench, name)
 
 
-def _wanted_here() -> Callable[[], bool]:
+def wanted_here() -> Callable[[], bool]:
     """Whether the task that runs in this thread is still asked for."""
     from distributed import get_worker
 
@@ -211,7 +211,7 @@ def _run(held: Held, process: str, work: str, task: bytes) -> bytes | None:
         return None
     try:
         with held.bench() as bench:
-            return WORK[work](cast(Bench, _WhileWanted(bench, _wanted_here())), task)
+            return WORK[work](cast(Bench, _WhileWanted(bench, wanted_here())), task)
     except _NotWanted:
         return None
 
@@ -377,8 +377,9 @@ class Cluster:
                 self._lose(worker)
             for address in sorted(there - self._workers.keys() - self._left_out.keys()):
                 self._open(address)
-        if any(worker.process is not None for worker in self._workers.values()):
+        if self._workers:  # ready, or still opening the target, which may take its time
             self._had_worker = now
+        if any(worker.process is not None for worker in self._workers.values()):
             waiting, self._waiting = self._waiting, []
             for sent in waiting:
                 self._send(sent)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent.parent
 FOLDERS = [str(TESTS), str(TESTS / "fixtures")]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
+import cluster_targets  # noqa: E402
 from dask_cluster import Cluster, running_cluster  # noqa: E402
 from distributed import Client  # noqa: E402
 from statedrift.cli.application import run  # noqa: E402
@@ -72,6 +73,13 @@ def await_nothing_running(address: str) -> None:
     while (left := tasks_of(address)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == 0
+
+
+def await_true(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert holds()
 
 
 def descendants(process: int) -> set[int]:
@@ -199,6 +207,17 @@ def test_a_campaign_that_is_ended_leaves_nothing_running_and_the_cluster_of_use(
         assert output.split()[-1] == "incomplete"
     await_nothing_running(cluster.address)
     assert run_campaign(Settings("numba", ("lfm2",), programs=8, scheduler=cluster.address)).account.verdicts == {"ok": 8}
+
+
+def test_a_task_notices_that_nobody_waits_for_it(cluster: Cluster, tmp_path: Path) -> None:
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    with Client(cluster.address, set_as_default=False) as client:
+        future = client.submit(cluster_targets.work_until_unwanted, str(begun), str(ended), pure=False)
+        await_true(begun.exists)
+        time.sleep(0.2)
+        assert not ended.exists()
+        del future
+        await_true(ended.exists)
 
 
 # --- what cannot take part ---------------------------------------------------------------------------------------------------
