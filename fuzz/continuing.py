@@ -123,6 +123,7 @@ def _row(waiting: Waiting) -> WaitingRow:
         waiting.is_generated,
         waiting.counted,
         program_line(waiting.trial.program),
+        " ".join(sorted(waiting.enabling)),
         msgspec.msgpack.encode(waiting.trial),
     )
 
@@ -132,7 +133,7 @@ def _waiting(row: WaitingRow) -> Waiting:
         trial = msgspec.msgpack.decode(row.trial, type=Trial)
     except msgspec.MsgspecError as error:
         raise UsageError(f"a divergence that waits in this campaign cannot be read ({row.program}): {error}") from None
-    enabling = enabling_operations(trial.program, trial.verdict)
+    enabling = frozenset(row.enabling.split())
     return Waiting(row.program_number, row.seconds, row.first_seen, trial, enabling, row.is_generated, row.counted, row.number)
 
 

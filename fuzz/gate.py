@@ -17,7 +17,7 @@ import msgspec
 
 from ..spec.errors import UnavailableError
 from ..store.baseline import Baseline, Entry, Key, key_of
-from ..store.gate import Gate, Replayed
+from ..store.gate import EntryReplay, Gate
 from .campaign import Settings
 from .pair import open_bench
 from .reduction import is_documented
@@ -69,7 +69,7 @@ def replay_baseline(
     Raises UnavailableError when the target cannot be used at all.
     """
     entries = chosen_entries(baseline, settings)
-    replayed: dict[Key, Replayed] = {}
+    replayed: dict[Key, EntryReplay] = {}
     version = ""
     for inspect in (False, True):
         same = [entry for entry in entries if entry.inspect == inspect]
@@ -92,22 +92,22 @@ def replay_baseline(
     )
 
 
-def _with_day(replayed: Replayed, today: date) -> Replayed:
+def _with_day(replayed: EntryReplay, today: date) -> EntryReplay:
     expires = replayed.entry.expires
     return msgspec.structs.replace(replayed, expired=expires is not None and expires < today)
 
 
-def _replayed(bench: Bench, entries: Sequence[Entry]) -> dict[Key, Replayed]:
+def _replayed(bench: Bench, entries: Sequence[Entry]) -> dict[Key, EntryReplay]:
     """Entries of one model: all at once, and what does not show itself again and again."""
     try:
         trials = bench.try_programs([entry.program for entry in entries])
         return {key_of(entry): _outcome(bench, entry, trial) for entry, trial in zip(entries, trials, strict=True)}
     except UnavailableError as error:
         why = str(error).removeprefix("could not test: ")
-        return {key_of(entry): Replayed(entry, "could not test", 0, why=why) for entry in entries}
+        return {key_of(entry): EntryReplay(entry, "could not test", 0, why=why) for entry in entries}
 
 
-def _outcome(bench: Bench, entry: Entry, first: Trial) -> Replayed:
+def _outcome(bench: Bench, entry: Entry, first: Trial) -> EntryReplay:
     best = _said(bench, entry, first)
     runs = 1
     while best.outcome != "reproduces" and runs < REPLAYS:
@@ -117,19 +117,19 @@ def _outcome(bench: Bench, entry: Entry, first: Trial) -> Replayed:
     return msgspec.structs.replace(best, runs=runs)
 
 
-def _weight(replayed: Replayed) -> int:
+def _weight(replayed: EntryReplay) -> int:
     """Of several runs the one that says most; a program that can be judged now and then can be judged."""
     return ("could not test", "gone", "differs", "reproduces").index(replayed.outcome)
 
 
-def _said(bench: Bench, entry: Entry, trial: Trial) -> Replayed:
+def _said(bench: Bench, entry: Entry, trial: Trial) -> EntryReplay:
     """What one run says of an entry."""
     if not trial.verdict.is_judged:
-        return Replayed(entry, "could not test", 1, why=f"{trial.verdict.kind}: {trial.verdict.reason}")
+        return EntryReplay(entry, "could not test", 1, why=f"{trial.verdict.kind}: {trial.verdict.reason}")
     if not trial.verdict.is_divergence:
-        return Replayed(entry, "gone", 1)
+        return EntryReplay(entry, "gone", 1)
     signature = fine_signature(bench.label, trial.program, trial.verdict)
     operations = tuple(sorted(enabling_operations(trial.program, trial.verdict)))
     if signature == entry.signature:
-        return Replayed(entry, "reproduces", 1, coarse=trial.signature or "", operations=operations)
-    return Replayed(entry, "differs", 1, signature=signature, documented=is_documented(trial, bench)[0], operations=operations)
+        return EntryReplay(entry, "reproduces", 1, coarse=trial.signature or "", operations=operations)
+    return EntryReplay(entry, "differs", 1, signature=signature, documented=is_documented(trial, bench)[0], operations=operations)

@@ -10,12 +10,13 @@ Rules
 
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 import msgspec
 
 from ..spec.programs import Program, program_line
 from ..spec.verdicts import Verdict
-from ..store.campaigns import Context, Unreduced
+from ..store.campaigns import Context, Unreduced, unreduced_of
 from ..store.findings import Finding
 from .signatures import enabling_name, enabling_operations
 from .trial import Trial
@@ -183,14 +184,10 @@ class Findings:
 
     def unreduced(self) -> tuple[Unreduced, ...]:
         """The divergent programs that count for no finding, by coarse signature, each with the smallest that is at hand."""
-        left = []
-        for coarse, programs in sorted(self.unexplained.items()):
-            if programs:
-                kept = [entry for entry in (*self.waiting[coarse], *self._wave) if entry.coarse == coarse and entry.counted is None]
-                texts = [program_line(entry.trial.program) for entry in kept]
-                operations = sorted({tuple(sorted(words)) for words in [*(entry.enabling for entry in kept), *self.not_kept[coarse]]})
-                left.append(Unreduced(coarse, programs, min(texts, key=lambda text: (len(text), text), default=""), tuple(operations)))
-        return tuple(left)
+        kept = [entry for entry in (*chain.from_iterable(self.waiting.values()), *self._wave) if entry.counted is None]
+        waiting = [(entry.coarse, program_line(entry.trial.program), tuple(sorted(entry.enabling))) for entry in kept]
+        not_kept = [(coarse, tuple(sorted(words))) for coarse, counts in self.not_kept.items() for words in counts]
+        return unreduced_of(self.unexplained, waiting, not_kept)
 
 
 def moment(started_at: str, seconds: float) -> str:

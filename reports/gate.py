@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..store.baseline import Entry
 from ..store.campaigns import Campaign, is_tested
 from ..store.findings import Finding
-from ..store.gate import Gate, Replayed, Sorted, is_red, sorted_out
+from ..store.gate import EntryReplay, Gate, Sorted, is_red, sorted_out
 from .terminal import could_not_test_words, in_order, line_width, numbered_program, plural, short_version, wrapped
 
 COLUMNS = 80
@@ -69,7 +69,7 @@ def people_words(entry: Entry) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def expired_words(replayed: Replayed) -> str:
+def expired_words(replayed: EntryReplay) -> str:
     """When an entry expired, and what it shows all the same."""
     shows = {"reproduces": "", "gone": ", and gone", "differs": ", and differs", "could not test": ", and could not be tested"}
     return f"expired {replayed.entry.expires}{shows[replayed.outcome]}"
@@ -213,5 +213,5 @@ def gate_rows(campaign: Campaign, parts: Sorted) -> list[tuple[str, str]]:
     return rows
 
 
-def _named(replayed: Replayed) -> str:
+def _named(replayed: EntryReplay) -> str:
     return replayed.entry.signature + people_words(replayed.entry)

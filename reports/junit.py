@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..spec.programs import program_text
 from ..store.campaigns import Campaign
 from ..store.findings import Finding
-from ..store.gate import Gate, Replayed, Sorted, sorted_out
+from ..store.gate import EntryReplay, Gate, Sorted, sorted_out
 from .gate import expired_words, people_words
 from .terminal import could_not_test_words, in_order, numbered_program, plural, verdict_sentence
 
@@ -140,7 +140,7 @@ def _finding_case(finding: Finding, how: str, message: str, replay_of: Callable[
     return _Case(finding.family, finding.signature, how, message, "\n".join(lines), finding.verdict.kind)
 
 
-def _entry_case(replayed: Replayed, parts: Sorted, gate: Gate) -> _Case:
+def _entry_case(replayed: EntryReplay, parts: Sorted, gate: Gate) -> _Case:
     entry = replayed.entry
     people = people_words(entry).strip(" ()")
     program = program_text(entry.program)

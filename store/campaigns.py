@@ -7,7 +7,7 @@ Rules
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -248,7 +248,7 @@ class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WaitingRow(msgspec.Struct, frozen=True):
-    """A divergence that waits; `program` is its text on one line, `trial` MessagePack."""
+    """A divergence that waits; `program` is its text on one line, `enabling` the operations before it (sorted, as words), `trial` MessagePack."""
 
     number: int
     coarse: str
@@ -258,6 +258,7 @@ class WaitingRow(msgspec.Struct, frozen=True):
     is_generated: bool
     counted: str | None
     program: str
+    enabling: str
     trial: bytes
 
 
@@ -320,18 +321,34 @@ def read_campaign(folder: Path) -> Campaign:
     kept = read_kept(folder)
     if kept is None:
         raise UsageError(f"{folder} holds a campaign that has only begun; look again when its first programs have run")
-    account = msgspec.structs.replace(kept.account, unreduced=_unreduced(kept))
+    waiting = [(row.coarse, row.program, tuple(row.enabling.split())) for row in kept.waiting if row.counted is None]
+    not_kept = [(entry.coarse, entry.enabling) for entry in kept.tally.not_kept]
+    account = msgspec.structs.replace(kept.account, unreduced=unreduced_of(kept.tally.unexplained, waiting, not_kept))
     findings = sorted((row.finding for row in kept.findings), key=lambda finding: (finding.found_after_programs, finding.signature))
     return Campaign(account, tuple(findings))
 
 
-def _unreduced(kept: Kept) -> tuple[Unreduced, ...]:
-    """The divergent programs that count for no finding, by coarse signature, each with the smallest that waits."""
+Operations = tuple[str, ...]
+"""The operations that come before a divergence, sorted."""
+
+
+def unreduced_of(
+    unexplained: Mapping[str, int], waiting: Sequence[tuple[str, str, Operations]], not_kept: Sequence[tuple[str, Operations]]
+) -> tuple[Unreduced, ...]:
+    """The divergent programs that count for no finding, by coarse signature, each with the smallest that is at hand.
+
+    unexplained  how many, by coarse signature
+    waiting      signature, program on one line and operations of those that wait
+    not_kept     signature and operations of those that are more than can wait
+    """
     left = []
-    for coarse, programs in sorted(kept.tally.unexplained.items()):
-        texts = [row.program for row in kept.waiting if row.coarse == coarse and row.counted is None]
+    for coarse, programs in sorted(unexplained.items()):
         if programs:
-            left.append(Unreduced(coarse, programs, min(texts, key=lambda text: (len(text), text), default="")))
+            texts = [program for signature, program, _ in waiting if signature == coarse]
+            own = {operations for signature, _, operations in waiting if signature == coarse}
+            own |= {operations for signature, operations in not_kept if signature == coarse}
+            smallest = min(texts, key=lambda text: (len(text), text), default="")
+            left.append(Unreduced(coarse, programs, smallest, tuple(sorted(own))))
     return tuple(left)
 
 
@@ -344,10 +361,10 @@ def _get(path: Path, connection: sqlite3.Connection, name: str, kind: type[Any])
 
 
 def _waiting(connection: sqlite3.Connection) -> Iterator[WaitingRow]:
-    columns = "number, coarse, program_number, seconds, first_seen, is_generated, counted, program, trial"
+    columns = "number, coarse, program_number, seconds, first_seen, is_generated, counted, program, enabling, trial"
     for row in connection.execute(f"SELECT {columns} FROM waiting ORDER BY number"):
-        number, coarse, program_number, seconds, first_seen, is_generated, counted, program, trial = row
-        yield WaitingRow(number, coarse, program_number, seconds, first_seen, bool(is_generated), counted, program, trial)
+        number, coarse, program_number, seconds, first_seen, is_generated, counted, program, enabling, trial = row
+        yield WaitingRow(number, coarse, program_number, seconds, first_seen, bool(is_generated), counted, program, enabling, trial)
 
 
 def _corpus(connection: sqlite3.Connection) -> Iterator[CorpusRow]:

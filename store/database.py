@@ -44,7 +44,8 @@ MIGRATIONS = (
     ) STRICT;
     CREATE TABLE waiting (
         number INTEGER PRIMARY KEY, coarse TEXT NOT NULL, program_number INTEGER NOT NULL, seconds REAL NOT NULL,
-        first_seen TEXT NOT NULL, is_generated INTEGER NOT NULL, counted TEXT, program TEXT NOT NULL, trial BLOB NOT NULL
+        first_seen TEXT NOT NULL, is_generated INTEGER NOT NULL, counted TEXT, program TEXT NOT NULL,
+        enabling TEXT NOT NULL, trial BLOB NOT NULL
     ) STRICT;
     """,
     """
@@ -59,7 +60,8 @@ MIGRATIONS = (
 state     one row for each fact of the whole campaign, as JSON: `settings`, `account`, `tally`
 runs      one for each run of the command; `ended_at` is missing where it was killed, or is still running
 findings  `body` is the finding as JSON, `script` its repro.py, `coarse` the signature that it was found under
-waiting   divergences that wait to be reduced; `trial` is MessagePack, `counted` the finding that each counts for
+waiting   divergences that wait to be reduced; `trial` is MessagePack, `counted` the finding that each counts for, `enabling` the operations
+          that came before, as words
 corpus    the smallest program, on one line, for every cell that was reached
 """
 SCHEMA_VERSION = len(MIGRATIONS)

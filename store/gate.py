@@ -22,7 +22,7 @@ GATE_FILE = "gate.json"
 Outcome = Literal["reproduces", "gone", "differs", "could not test"]
 
 
-class Replayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class EntryReplay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What an entry's program came to.
 
     outcome     `gone`: no divergence in any run; `differs`: another divergence than the entry's
@@ -61,7 +61,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     entries: Count
     left_out: Count
-    replayed: tuple[Replayed, ...]
+    replayed: tuple[EntryReplay, ...]
     day: str
     version: str
     strict: bool = False
@@ -88,12 +88,12 @@ class Sorted(NamedTuple):
     new: tuple[Finding, ...]
     passed_over: tuple[Finding, ...]
     known: tuple[Finding, ...]
-    reproduced: tuple[Replayed, ...]
-    gone: tuple[Replayed, ...]
-    other_new: tuple[Replayed, ...]
-    other: tuple[Replayed, ...]
-    expired: tuple[Replayed, ...]
-    could_not_test: tuple[Replayed, ...]
+    reproduced: tuple[EntryReplay, ...]
+    gone: tuple[EntryReplay, ...]
+    other_new: tuple[EntryReplay, ...]
+    other: tuple[EntryReplay, ...]
+    expired: tuple[EntryReplay, ...]
+    could_not_test: tuple[EntryReplay, ...]
     unreduced: tuple[Unreduced, ...]
     explained: int
 
@@ -127,11 +127,11 @@ def is_red(parts: Sorted, gate: Gate) -> bool:
     return bool(parts.new or parts.other_new or parts.expired or parts.unreduced or (gate.strict and parts.gone))
 
 
-def _with_outcome(gate: Gate, outcome: Outcome) -> tuple[Replayed, ...]:
+def _with_outcome(gate: Gate, outcome: Outcome) -> tuple[EntryReplay, ...]:
     return tuple(replayed for replayed in gate.replayed if replayed.outcome == outcome)
 
 
-def _other_key(replayed: Replayed) -> Key:
+def _other_key(replayed: EntryReplay) -> Key:
     return replayed.signature, replayed.entry.oracle
 
 

@@ -87,7 +87,7 @@ class Store:
             _put(connection, "tally", change.tally)
             for row in change.findings:
                 _put_finding(connection, row)
-            connection.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, change.waiting))
+            connection.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, change.waiting))
             connection.executemany("DELETE FROM waiting WHERE number = ?", [(number,) for number in change.finished])
             connection.executemany("INSERT OR REPLACE INTO corpus VALUES (?, ?, ?, ?, ?)", map(_values, change.corpus))
 

@@ -27,7 +27,7 @@ from statedrift.spec.verdicts import Verdict
 from statedrift.store.baseline import Baseline, Entry, Versions, read_baseline
 from statedrift.store.campaigns import Account, Campaign, Noise, Unreduced
 from statedrift.store.findings import Finding
-from statedrift.store.gate import Gate, Replayed, is_red, read_gate, sorted_out, write_gate
+from statedrift.store.gate import EntryReplay, Gate, is_red, read_gate, sorted_out, write_gate
 
 TODAY = date(2026, 11, 30)
 NAME = "faulty:TARGET"
@@ -150,7 +150,7 @@ FOUND = Finding(
     first_seen="2026-11-30T03:04:05+00:00", last_seen="2026-11-30T03:04:05+00:00",
 )  # fmt: skip
 NEW = msgspec.structs.replace(FOUND, signature=f"{NAME}/lfm2 wrong-output at decode (other) after decode+share", found_after_programs=2)
-SHOWN = Replayed(ROLLBACK, "reproduces", 1, coarse=f"{NAME}/lfm2 wrong-output at decode", operations=("decode", "rollback"))
+SHOWN = EntryReplay(ROLLBACK, "reproduces", 1, coarse=f"{NAME}/lfm2 wrong-output at decode", operations=("decode", "rollback"))
 GATE = Gate("known.toml", 1, 0, (SHOWN,), "2026-11-30", "2")
 
 
@@ -158,7 +158,7 @@ def red(gate: Gate, *findings: Finding, account: Account = ACCOUNT) -> bool:
     return is_red(sorted_out(account, findings, gate), gate)
 
 
-def gate_with(replayed: Replayed, **changes: bool) -> Gate:
+def gate_with(replayed: EntryReplay, **changes: bool) -> Gate:
     return msgspec.structs.replace(GATE, replayed=(replayed,), **changes)
 
 
@@ -180,21 +180,21 @@ def test_an_undocumented_one_is_passed_over_unless_asked() -> None:
 
 
 def test_what_is_gone_is_red_only_when_strict() -> None:
-    gone = Replayed(ROLLBACK, "gone", 10)
+    gone = EntryReplay(ROLLBACK, "gone", 10)
     assert not red(gate_with(gone))
     assert red(gate_with(gone, strict=True))
 
 
 def test_what_is_expired_is_red_whatever_it_shows() -> None:
-    for replayed in (SHOWN, Replayed(ROLLBACK, "gone", 10), Replayed(ROLLBACK, "could not test", 0)):
+    for replayed in (SHOWN, EntryReplay(ROLLBACK, "gone", 10), EntryReplay(ROLLBACK, "could not test", 0)):
         assert red(gate_with(msgspec.structs.replace(replayed, expired=True)))
 
 
 def test_a_program_that_shows_something_else_is_red_unless_that_is_known_or_undocumented() -> None:
-    differs = Replayed(KEEP_ROLLBACK, "differs", 10, signature=KEEP_REFUSED)
+    differs = EntryReplay(KEEP_ROLLBACK, "differs", 10, signature=KEEP_REFUSED)
     assert red(gate_with(differs))
     assert not red(gate_with(msgspec.structs.replace(differs, documented=False)))
-    known = Replayed(Entry(KEEP_REFUSED, NAME, "lfm2", KEPT), "reproduces", 1)
+    known = EntryReplay(Entry(KEEP_REFUSED, NAME, "lfm2", KEPT), "reproduces", 1)
     assert not red(msgspec.structs.replace(GATE, replayed=(differs, known)))
 
 
@@ -207,7 +207,7 @@ def test_what_was_not_reduced_is_red_unless_a_known_divergence_may_be_the_reason
     assert red(GATE, account=left(("decode", "rollback"), ("decode", "share")))
     assert red(GATE, account=left(("decode", "rollback"), coarse=f"{NAME}/lfm2 bad-refusal at keep"))
     assert red(GATE, account=left())
-    assert red(gate_with(Replayed(ROLLBACK, "gone", 10)), account=left(("decode", "rollback")))
+    assert red(gate_with(EntryReplay(ROLLBACK, "gone", 10)), account=left(("decode", "rollback")))
 
 
 FAULTY_ACCOUNT = msgspec.structs.replace(
@@ -228,7 +228,7 @@ def test_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert shown.startswith("not tested: ")
     assert "not judged: harness-error: ours" in shown
-    assert status(gate_with(Replayed(ROLLBACK, "could not test", 0, why="it is away"))) == 2
+    assert status(gate_with(EntryReplay(ROLLBACK, "could not test", 0, why="it is away"))) == 2
     assert "it is away" in capsys.readouterr().out
 
 
@@ -260,7 +260,7 @@ def test_strict_needs_a_baseline(tmp_path: Path) -> None:
 def test_an_update_adds_what_is_new_and_knows_what_the_gate_saw(tmp_path: Path) -> None:
     path = tmp_path / "known.toml"
     never = msgspec.structs.replace(NEW, signature=f"{NAME}/lfm2 crash at clear (self)", reproduced=0)
-    differs = Replayed(KEEP_ROLLBACK, "differs", 10, signature=KEEP_REFUSED)
+    differs = EntryReplay(KEEP_ROLLBACK, "differs", 10, signature=KEEP_REFUSED)
     gate = msgspec.structs.replace(GATE, replayed=(SHOWN, differs), version="3", day="2026-12-05")
     update_with(path, Campaign(ACCOUNT, (FOUND,)), None)
     changes = update_with(path, Campaign(ACCOUNT, (NEW, never)), gate)
@@ -275,7 +275,7 @@ def test_an_update_adds_what_is_new_and_knows_what_the_gate_saw(tmp_path: Path) 
 def test_what_the_gate_replayed_without_its_divergence_is_what_a_prune_removes() -> None:
     outcomes = {"reproduces": False, "gone": True, "differs": True, "could not test": False}
     for outcome, is_removed in outcomes.items():
-        gate = gate_with(Replayed(ROLLBACK, outcome, 10))  # type: ignore[arg-type]
+        gate = gate_with(EntryReplay(ROLLBACK, outcome, 10))  # type: ignore[arg-type]
         assert gone_entries(gate) == ({(ROLLBACK.signature, "own"): ROLLED_BACK} if is_removed else {})
 
 

@@ -53,7 +53,7 @@ DIVERGED = st.builds(
 def waiting_of(diverged: Diverged) -> Waiting:
     program = parse_program(f"model lfm2; decode 0:{diverged.number + 1}; decode 0:1")
     trial = Trial(program, None, VERDICT, diverged.fault.coarse, 1e-5)
-    return Waiting(diverged.number + 1, 0.0, trial, diverged.fault.operations | diverged.beside)
+    return Waiting(diverged.number + 1, 0.0, "", trial, diverged.fault.operations | diverged.beside)
 
 
 def finding_of(fault: Fault) -> Finding:

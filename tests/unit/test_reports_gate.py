@@ -21,7 +21,7 @@ from statedrift.spec.verdicts import ACCEPTED, Verdict
 from statedrift.store.baseline import Entry
 from statedrift.store.campaigns import Account, Campaign, Unreduced
 from statedrift.store.findings import Answer, Finding
-from statedrift.store.gate import Gate, Replayed
+from statedrift.store.gate import EntryReplay, Gate
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSION = "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 73592488)"
@@ -62,13 +62,13 @@ def entry(signature: str, **changes: object) -> Entry:
     return msgspec.structs.replace(Entry(signature, "llamacpp", program.model.family, program), **changes)
 
 
-SHOWN = Replayed(entry(KNOWN.signature, ticket="#12", reason="waits for the new allocator"), "reproduces", 1)
-GONE = Replayed(entry("llamacpp/lfm2 wrong-output at decode (other) after decode+share", ticket="#7"), "gone", 10)
+SHOWN = EntryReplay(entry(KNOWN.signature, ticket="#12", reason="waits for the new allocator"), "reproduces", 1)
+GONE = EntryReplay(entry("llamacpp/lfm2 wrong-output at decode (other) after decode+share", ticket="#7"), "gone", 10)
 EXPIRED = msgspec.structs.replace(
     SHOWN, expired=True, entry=entry("llamacpp/lfm2 crash at clear (self) after decode", expires=date(2026, 1, 1), ticket="#3")
 )
-UNTESTED = Replayed(entry("llamacpp/lfm2 hang at clear (self)"), "could not test", 0, why="the noise is too large")
-DIFFERS = Replayed(entry("llamacpp/lfm2 nonfinite at decode (self)"), "differs", 10, signature="llamacpp/lfm2 crash at decode (self)")
+UNTESTED = EntryReplay(entry("llamacpp/lfm2 hang at clear (self)"), "could not test", 0, why="the noise is too large")
+DIFFERS = EntryReplay(entry("llamacpp/lfm2 nonfinite at decode (self)"), "differs", 10, signature="llamacpp/lfm2 crash at decode (self)")
 GATE = Gate("known.toml", 7, 2, (SHOWN, GONE, EXPIRED, UNTESTED, DIFFERS), "2026-01-02", VERSION)
 CAMPAIGN = Campaign(
     msgspec.structs.replace(

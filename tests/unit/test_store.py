@@ -108,7 +108,7 @@ def test_findings_are_read_in_the_order_in_which_they_were_found(tmp_path: Path)
 
 
 def waiting(number: int, program: str, counted: str | None = None, is_generated: bool = True) -> WaitingRow:
-    return WaitingRow(number, "coarse", 7, 1.5, ACCOUNT.started_at, is_generated, counted, program, b"trial")
+    return WaitingRow(number, "coarse", 7, 1.5, ACCOUNT.started_at, is_generated, counted, program, "rollback share", b"trial")
 
 
 def test_what_waits_is_read_back_in_its_order(tmp_path: Path) -> None:
@@ -122,7 +122,8 @@ def test_what_waits_is_read_back_in_its_order(tmp_path: Path) -> None:
 def test_what_was_not_reduced_is_said_with_the_shortest_program_that_waits_and_counts_for_nothing(tmp_path: Path) -> None:
     account = msgspec.structs.replace(ACCOUNT, unreduced=(Unreduced("coarse", 5, ""), Unreduced("none waits", 2, "")))
     keep_campaign(tmp_path, account, [], [waiting(1, "a long one"), waiting(2, "short"), waiting(3, "less", "fine")])
-    assert read_campaign(tmp_path).account.unreduced == (Unreduced("coarse", 5, "short"), Unreduced("none waits", 2, ""))
+    operations = (("rollback", "share"),)
+    assert read_campaign(tmp_path).account.unreduced == (Unreduced("coarse", 5, "short", operations), Unreduced("none waits", 2, ""))
 
 
 def test_a_change_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_change_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         store.begin(identity_of(ACCOUNT), ACCOUNT.started_at, 1, 1.0, None, "own 2")
         more = msgspec.structs.replace(ACCOUNT, programs=999)
-        impossible = WaitingRow(1, "coarse", 1, 1.0, "", True, None, None, b"")  # type: ignore[arg-type]
+        impossible = WaitingRow(1, "coarse", 1, 1.0, "", True, None, None, "", b"")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"campaign\.sqlite cannot be written"):
             store.save(Change(more, Tally(), [FindingRow(FINDING, "coarse", None)], [impossible]), 1.0, 1)
     assert read_campaign(tmp_path) == Campaign(ACCOUNT, ())
