@@ -1,7 +1,8 @@
 """`statedrift fuzz --baseline`: known findings are replayed before the campaign, and what is new decides. `statedrift baseline`: their file.
 
 Rules
-- A gate's status: 1 when something is new, expired, or (`--strict`) gone; 2 when nothing is, and something could not be tested; else 0.
+- A gate's status: 1 when something is new, expired, or (`--strict`) gone; 2 when nothing is, and something could not be tested or it was
+  stopped before its end; else 0.
 - What is about to be done (the file, and how many entries) is said before it is done, on standard error.
 - A baseline's file is changed by `statedrift baseline` alone, which says every entry that it touched.
 """
@@ -19,9 +20,9 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program
 from ..store.baseline import Baseline, Entry, Key, Versions, key_of, known_keys, read_baseline
 from ..store.baseline_changes import Change, Seen, entry_of, prune_baseline, update_baseline
-from ..store.campaigns import Campaign, is_tested
+from ..store.campaigns import Campaign
 from ..store.findings import Finding
-from ..store.gate import Gate, is_red, sorted_out, write_gate
+from ..store.gate import Gate, is_red, is_whole, sorted_out, write_gate
 from . import failures
 from .output import say, visible
 from .reporting import opened_campaign, opened_gate, replay_of
@@ -81,7 +82,7 @@ def close_gate(campaign: Campaign, gate: Gate, folder: Path | None) -> int:
     parts = sorted_out(campaign.account, campaign.findings, gate)
     if is_red(parts, gate):
         return failures.DIVERGENCE
-    return failures.OK if is_tested(campaign) and is_kept and not parts.could_not_test else failures.COULD_NOT_TEST
+    return failures.OK if is_whole(campaign, parts) and is_kept else failures.COULD_NOT_TEST
 
 
 # --- the file ----------------------------------------------------------------------------------------------------------------
@@ -110,7 +111,9 @@ def baseline_command(folder: Path, file: Path, update: bool, prune: bool) -> int
 
 def update_with(file: Path, campaign: Campaign, gate: Gate | None) -> tuple[Change, ...]:
     """Bring a baseline up to date by what a campaign and its gate saw; errors as of `update_baseline`."""
-    steady = [finding for finding in campaign.findings if finding.reproduced]
+    gone = campaign.account.replayed.gone if campaign.account.replayed is not None else ()
+    present = [finding for finding in campaign.findings if finding.signature not in gone]
+    steady = [finding for finding in present if finding.reproduced]
     entries = [entry_of(finding) for finding in steady]
     seen: dict[Key, Seen] = {}
     if gate is not None:
@@ -119,10 +122,11 @@ def update_with(file: Path, campaign: Campaign, gate: Gate | None) -> tuple[Chan
         seen = {key_of(replayed.entry): Seen(day, gate.version) for replayed in gate.replayed if replayed.outcome == "reproduces"}
     unsteady = [
         Change("left out", finding.signature, f"it never showed again in {finding.reruns} runs; an entry has to")
-        for finding in campaign.findings
+        for finding in present
         if not finding.reproduced
     ]
-    return (*update_baseline(file, list({key_of(entry): entry for entry in reversed(entries)}.values())[::-1], seen), *unsteady)
+    mended = [Change("left out", signature, "it is not reproduced any more") for signature in gone]
+    return (*update_baseline(file, list({key_of(entry): entry for entry in reversed(entries)}.values())[::-1], seen), *unsteady, *mended)
 
 
 def _others(gate: Gate) -> list[tuple[Entry, str, bool]]:

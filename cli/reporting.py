@@ -18,7 +18,7 @@ from ..reports.terminal import campaign_text
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_id
 from ..store.campaigns import Campaign, read_campaign
-from ..store.database import DATABASE_FILE
+from ..store.database import DATABASE_FILE, running_words
 from ..store.files import write_whole
 from ..store.findings import Finding, folder_name
 from ..store.gate import Gate, read_gate
@@ -38,6 +38,8 @@ def report_command(
         check_place(option, path)
     campaign = opened_campaign(folder)
     gate = opened_gate(folder)
+    if running := running_words(folder):
+        failures.complain(f"{folder} is of a campaign that is running{running}: this is what it has kept so far")
     if not any(places.values()):
         say(summary_text(campaign, folder, reach_text(campaign.account)) + ("" if gate is None else "\n" + gate_text(campaign, gate)))
         return failures.OK

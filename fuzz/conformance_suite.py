@@ -281,6 +281,8 @@ class ConformanceSuite:
             "rollback",
             "decode 0:4; share 0 1; rollback 0 2; decode 1:2; decode 0:1",
             "decode 0:4; share 0 1; rollback 1 1; decode 0:1",
+            "decode 0:4; share 0 1; rollback 0 1; rollback 1 1; decode 1:1; decode 0:1",
+            "decode 0:4; share 0 1; rollback 1 2; rollback 0 1; decode 0:1; decode 1:1",
             answer="accepted",
             otherwise=_ALL_REFUSED,
         )

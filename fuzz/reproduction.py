@@ -94,7 +94,9 @@ def _head(finding: Finding, needs: str) -> str:
 def _replay_script(finding: Finding) -> str:
     inspect = ', "--inspect"' if finding.verdict.layer is not None else ""
     inspect += "" if finding.oracle == "own" else f', "--oracle", "{finding.oracle}"'
-    return _head(finding, "Needs statedrift: this target is driven through it.") + (
+    return _head(
+        finding, "Needs statedrift, through which this target is driven; a target named module:attribute has to be importable (PYTHONPATH)."
+    ) + (
         "import subprocess\nimport sys\n\n"
         f'PROGRAM = """\\\n{program_text(finding.program)}"""\n\n'
         f'status = subprocess.call([sys.executable, "-m", "statedrift", "replay", PROGRAM, "--target", "{finding.target}", "--undocumented"{inspect}])\n'
@@ -113,6 +115,9 @@ def command_script(finding: Finding, words: Sequence[str], python_path: str) -> 
         "import os\nimport subprocess\nimport sys\n\n"
         f"FOLDER = {os.getcwd()!r}\n"
         f"COMMAND = {list(words)!r}\n\n"
+        "if not os.path.isdir(FOLDER):\n"
+        "    print(f'{FOLDER} is not here: write into FOLDER where the tests and their target are', file=sys.stderr)\n"
+        "    sys.exit(2)\n"
         f"path = os.pathsep.join(filter(None, [{python_path!r}, os.environ.get('PYTHONPATH')]))\n"
         "status = subprocess.call([sys.executable, '-m', *COMMAND], cwd=FOLDER, env=os.environ | {'PYTHONPATH': path})\n"
         "sys.exit(status if status in (0, 1) else 2)\n"

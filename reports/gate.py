@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..store.baseline import Entry
-from ..store.campaigns import Campaign, is_tested
+from ..store.campaigns import Campaign
 from ..store.findings import Finding
-from ..store.gate import EntryReplay, Gate, Sorted, is_red, sorted_out
-from .terminal import could_not_test_words, in_order, line_width, numbered_program, plural, short_version, wrapped
+from ..store.gate import EntryReplay, Gate, Sorted, is_red, is_whole, sorted_out
+from .terminal import could_not_test_words, in_order, line_width, numbered_program, plural, short_version, stopped_words, wrapped
 
 COLUMNS = 80
 ROWS = 23
@@ -38,11 +38,11 @@ def entries_words(count: int) -> str:
 
 
 def gate_colour(campaign: Campaign, gate: Gate) -> str:
-    """ "red", "green", or "not tested" where nothing is red but something could not be tested."""
+    """ "red", "green", or "not tested" where nothing is red but something could not be tested, or it was stopped."""
     parts = sorted_out(campaign.account, campaign.findings, gate)
     if is_red(parts, gate):
         return "red"
-    return "green" if is_tested(campaign) and not parts.could_not_test else "not tested"
+    return "green" if is_whole(campaign, parts) else "not tested"
 
 
 def gate_sentence(campaign: Campaign, gate: Gate) -> str:
@@ -60,7 +60,7 @@ def gate_sentence(campaign: Campaign, gate: Gate) -> str:
     words = [text for text, count in counts.items() if count]
     if not is_red(parts, gate):
         words.insert(0, f"nothing new in {plural(campaign.account.programs, 'program')}")
-    return f"{gate_colour(campaign, gate)}: {', '.join(words)}; {len(parts.reproduced)} known{could_not_test_words(campaign.account)}"
+    return f"{gate_colour(campaign, gate)}: {', '.join(words)}; {len(parts.reproduced)} known{could_not_test_words(campaign.account)}{stopped_words(campaign.account)}"
 
 
 def people_words(entry: Entry) -> str:
@@ -88,8 +88,7 @@ def gate_screen(campaign: Campaign, gate: Gate, replay_of: Callable[[Finding], s
     account = campaign.account
     head = _cut(gate_sentence(campaign, gate), "  ") + _cut(
         f"{account.target} {short_version(account.version)} · {', '.join(account.families)} · {plural(account.programs, 'program')}, "
-        f"{account.seconds:.1f} s · baseline {gate.file}, {entries_words(len(gate.replayed))} replayed"
-        + ("" if account.complete else " · stopped before its end"),
+        f"{account.seconds:.1f} s · baseline {gate.file}, {entries_words(len(gate.replayed))} replayed",
         "  ",
     )
     foot = _to_do(parts, gate, folder)

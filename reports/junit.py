@@ -18,7 +18,7 @@ from ..store.campaigns import Campaign
 from ..store.findings import Finding
 from ..store.gate import EntryReplay, Gate, Sorted, sorted_out
 from .gate import expired_words, people_words
-from .terminal import could_not_test_words, in_order, numbered_program, plural, verdict_sentence
+from .terminal import could_not_test_words, in_order, numbered_program, plural, stopped_words, verdict_sentence
 
 CAMPAIGN = "campaign"
 """The suite of what concerns all families."""
@@ -124,7 +124,7 @@ def _family_case(campaign: Campaign, family: str) -> _Case:
 def _campaign_case(campaign: Campaign) -> _Case:
     """What is to be said of the campaign as a whole."""
     sentence = verdict_sentence(campaign)
-    if words := could_not_test_words(campaign.account).removeprefix("; "):
+    if words := (could_not_test_words(campaign.account) + stopped_words(campaign.account)).removeprefix("; "):
         return _Case(CAMPAIGN, "everything was tested", "error", words, sentence)
     return _Case(CAMPAIGN, "everything was tested", "passed", text=sentence)
 

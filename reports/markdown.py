@@ -12,7 +12,7 @@ from ..store.campaigns import Campaign
 from ..store.findings import Finding
 from ..store.gate import Gate, sorted_out
 from .gate import entries_words, gate_rows, gate_sentence
-from .terminal import in_order, log_lines, numbered_program, plural, short_version, verdict_sentence
+from .terminal import in_order, log_lines, numbered_program, plural, short_version, stopped_words, verdict_sentence
 
 BYTES_MAX = 900_000
 _ROOM_FOR_TABLE = 400_000
@@ -30,6 +30,7 @@ def markdown_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Fi
     both = account.target if account.against is None else f"{account.target} against {account.against}"
     baseline = "" if gate is None else f" · baseline {gate.file} ({entries_words(gate.entries)}, {len(gate.replayed)} replayed)"
     what = f"{both} {short_version(account.version)} · {', '.join(account.families)} · {plural(account.programs, 'program')}, {account.seconds:.0f} s"
+    what += stopped_words(account) if gate is None else ""
     head = f"## statedrift · {escaped(sentence)}\n\n{escaped(what + baseline)}\n"
     findings = in_order(campaign.findings)
     if gate is None:

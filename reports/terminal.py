@@ -504,6 +504,11 @@ def could_not_test_words(account: Account) -> str:
     return "".join(f"; {gap}" for gap in gaps)
 
 
+def stopped_words(account: Account) -> str:
+    """That a campaign was stopped, to stand behind a sentence; empty for one that came to its end or could not go on."""
+    return "" if account.complete or account.ended_by is not None else "; stopped before its end"
+
+
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
     """Findings in the order in which they are numbered: documented ones first, each in the order they were found."""
     return sorted(findings, key=lambda finding: (not finding.documented, finding.found_after_programs, finding.signature))

@@ -14,7 +14,6 @@ from ..store.campaigns import Campaign
 from ..store.gate import Gate, sorted_out
 from .gate import gate_colour
 from .markdown import escaped
-from .terminal import short_version
 
 ROWS_MAX = 60
 HEAD = "| day | target | version | programs | findings | gate | new | known | fixed? |"
@@ -31,7 +30,7 @@ def trend_text(before: str, name: str, campaign: Campaign, gate: Gate | None, da
         raise UsageError(f"{name} is no trend: it does not begin with `{HEAD}`; give another file")
     account = campaign.account
     key = f"| {day.isoformat()} | {escaped(account.target)} |"
-    cells = [escaped(short_version(account.version)), f"{account.programs:,}", str(len(campaign.findings)), *_gate_cells(campaign, gate)]
+    cells = [escaped(account.version), f"{account.programs:,}", str(len(campaign.findings)), *_gate_cells(campaign, gate)]
     rows = [line for line in lines[2:] if line.strip() and not line.startswith(key)] + [f"{key} {' | '.join(cells)} |"]
     return "\n".join([HEAD, _RULE, *rows[-ROWS_MAX:]]) + "\n"
 

@@ -272,6 +272,22 @@ def lock_folder(folder: Path) -> int:
     return descriptor
 
 
+def running_words(folder: Path) -> str:
+    """Who is running the campaign of a folder now, as in " (process 4121, started 03:12)", or "" when nobody is, or that cannot be said."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _holder(os.pread(descriptor, 100, 0)) or " (by another process)"
+    else:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
 def _holder(text: bytes) -> str:
     """Who holds a lock, as in " (process 4121, started 03:12)"; nothing when it does not say."""
     try:

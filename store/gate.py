@@ -13,7 +13,7 @@ import msgspec
 
 from ..spec.errors import UsageError
 from .baseline import Entry, Key, key_of, known_keys
-from .campaigns import Account, Unreduced
+from .campaigns import Account, Campaign, Unreduced, is_tested
 from .files import write_whole
 from .findings import Count, Finding
 
@@ -125,6 +125,11 @@ def sorted_out(account: Account, findings: tuple[Finding, ...], gate: Gate) -> S
 def is_red(parts: Sorted, gate: Gate) -> bool:
     """Whether the gate is closed: something new, or expired, or (strict) gone."""
     return bool(parts.new or parts.other_new or parts.expired or parts.unreduced or (gate.strict and parts.gone))
+
+
+def is_whole(campaign: Campaign, parts: Sorted) -> bool:
+    """Whether a gate that is not red could test all that it was asked to, to its end."""
+    return campaign.account.complete and is_tested(campaign) and not parts.could_not_test
 
 
 def _with_outcome(gate: Gate, outcome: Outcome) -> tuple[EntryReplay, ...]:

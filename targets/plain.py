@@ -32,9 +32,10 @@ class PlainSession:
     """What a cache of one state a sequence inherits; it has `append`, `length`, `drop` and `copy`, and `rollback` if it can go back.
 
     families   those that the cache runs
-    guarantee  which rollbacks it promises (docs/contract.md); what it does beyond is checked, too
+    guarantee  which rollbacks it promises (docs/contract.md); what it does beyond is checked, too. `draft` and `any` promise as many tokens
+               as the program's `n_rs_seq` says
     isolated   True: native code that can die or hang; it is run in a child process
-    `__init__` sets `capabilities`: no limit of tokens, the guarantee, no snapshots, and `save` where the class has one.
+    `__init__` sets `capabilities`: no limit of tokens, the guarantee, and `save` where the class has one.
     """
 
     families: Sequence[str] = tuple(FAMILIES)
@@ -48,7 +49,7 @@ class PlainSession:
         family, dimensions = family_of(model), dimensions_of(model)
         self.n_seq_max, self.n_vocab = configuration.n_seq_max, dimensions["n_vocab"]
         self.capabilities = Capabilities(
-            guarantee=self.guarantee, n_rs_seq=0, n_batch=N_BATCH, n_ctx=0,
+            guarantee=self.guarantee, n_rs_seq=configuration.n_rs_seq if self.guarantee in ("draft", "any") else 0, n_batch=N_BATCH, n_ctx=0,
             recurrent=bool(family.recurrent_layers(dimensions)), attention=bool(family.attention_layers(dimensions)),
             windowed=bool(family.attention_window(dimensions)),
             save=type(self).save is not PlainSession.save, inspect=type(self).inspect is not PlainSession.inspect,

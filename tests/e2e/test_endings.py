@@ -18,11 +18,11 @@ SECONDS_MAX = 2.0 * float(os.environ.get("STATEDRIFT_TEST_PATIENCE", "1"))
 SCRIPT = """
 import contextlib, signal, sys
 from statedrift import cli
-from statedrift.cli import fuzzing
+from statedrift.cli import fuzzing, progress
 
 @contextlib.contextmanager
 def told():
-    yield lambda progress: print(progress.phase, progress.programs, flush=True)
+    yield progress.Shown(lambda at: print(at.phase, at.programs, flush=True), lambda statistics: None)
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored

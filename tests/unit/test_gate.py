@@ -25,7 +25,7 @@ from statedrift.spec.models import Model
 from statedrift.spec.programs import parse_program
 from statedrift.spec.verdicts import Verdict
 from statedrift.store.baseline import Baseline, Entry, Versions, read_baseline
-from statedrift.store.campaigns import Account, Campaign, Noise, Unreduced
+from statedrift.store.campaigns import Account, Campaign, Noise, Replayed, Unreduced
 from statedrift.store.findings import Finding
 from statedrift.store.gate import EntryReplay, Gate, is_red, read_gate, sorted_out, write_gate
 
@@ -270,6 +270,18 @@ def test_an_update_adds_what_is_new_and_knows_what_the_gate_saw(tmp_path: Path) 
     entries = {entry.signature: entry for entry in read_baseline(path).entries}
     assert (entries[ROLLBACK.signature].last_seen, entries[ROLLBACK.signature].versions) == (date(2026, 12, 5), Versions("2", "3"))
     assert entries[KEEP_REFUSED].program == KEPT
+
+
+def test_an_update_takes_in_nothing_that_is_mended(tmp_path: Path) -> None:
+    gone = msgspec.structs.replace(ACCOUNT, replayed=Replayed(findings=1, gone=(NEW.signature,)))
+    changes = update_with(tmp_path / "known.toml", Campaign(gone, (NEW, FOUND)), None)
+    assert [(change.what, change.signature) for change in changes] == [("added", FOUND.signature), ("left out", NEW.signature)]
+
+
+def test_a_gate_that_was_stopped_did_not_test(tmp_path: Path) -> None:
+    stopped = msgspec.structs.replace(ACCOUNT, complete=False)
+    assert close_gate(Campaign(stopped, (FOUND,)), GATE, tmp_path) == 2
+    assert close_gate(Campaign(stopped, (NEW,)), GATE, tmp_path) == 1
 
 
 def test_what_the_gate_replayed_without_its_divergence_is_what_a_prune_removes() -> None:

@@ -126,6 +126,10 @@ def test_a_mistake_planted_in_the_example_is_shown_as_the_smallest_program(tmp_p
     assert "conformance" not in ended.stdout
     script = (tmp_path / found[4]).read_text()
     assert f"FOLDER = {str(tmp_path)!r}" in script
+    elsewhere = tmp_path / "elsewhere.py"
+    elsewhere.write_text(script.replace(f"FOLDER = {str(tmp_path)!r}", "FOLDER = '/no/such/folder'"))
+    moved = subprocess.run([sys.executable, elsewhere], capture_output=True, text=True)
+    assert (moved.returncode, moved.stderr.count("\n"), "/no/such/folder is not here" in moved.stderr) == (2, 1, True)
     assert f"COMMAND = {['statedrift', 'replay', program, '--target', 'test_my_cache:MyCache', '--undocumented']!r}" in script
     assert "'tests of mine'" in script
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from statedrift.reports.gate import ROWS, gate_screen, gate_text
+from statedrift.reports.gate import ROWS, gate_colour, gate_screen, gate_text
 from statedrift.reports.junit import junit_text
 from statedrift.reports.markdown import BYTES_MAX, escaped, fenced, markdown_text
 from statedrift.reports.trend import ROWS_MAX, trend_text
@@ -146,7 +146,11 @@ def test_two_findings_are_shown_in_full_and_many_in_short() -> None:
 
 def test_a_campaign_that_was_stopped_is_said_to_be() -> None:
     stopped = Campaign(msgspec.structs.replace(ACCOUNT, complete=False), ())
-    assert "stopped before its end" in gate_screen(stopped, GREEN, replay_of, None)
+    assert "stopped before its end" in " ".join(gate_screen(stopped, GREEN, replay_of, None).split())
+    assert gate_colour(stopped, GREEN) == "not tested"
+    assert "stopped before its end" in markdown_text(stopped, None, replay_of)
+    suites = ElementTree.fromstring(junit_text(stopped, None, replay_of))
+    assert [error.get("message") for error in suites.iter("error")] == ["stopped before its end"]
     assert "stopped" not in gate_screen(QUIET, GREEN, replay_of, None)
 
 

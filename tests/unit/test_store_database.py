@@ -15,7 +15,15 @@ import pytest
 from statedrift.spec.errors import UsageError
 from statedrift.store import database
 from statedrift.store.campaigns import read_campaign, read_kept
-from statedrift.store.database import APPLICATION_ID, DATABASE_FILE, SCHEMA_VERSION, lock_folder, open_database, read_database
+from statedrift.store.database import (
+    APPLICATION_ID,
+    DATABASE_FILE,
+    SCHEMA_VERSION,
+    lock_folder,
+    open_database,
+    read_database,
+    running_words,
+)
 from statedrift.store.keeping import Store
 
 from tests.kept_campaign import identity_of, keep_campaign
@@ -160,6 +168,15 @@ def test_the_second_process_on_a_folder_is_told_of_the_first(tmp_path: Path) -> 
         with pytest.raises(UsageError, match=message):
             Store(tmp_path / "run")
     Store(tmp_path / "run").close()
+
+
+def test_whoever_looks_at_a_campaign_is_told_that_it_runs(tmp_path: Path) -> None:
+    assert running_words(tmp_path) == ""
+    with closing(Store(tmp_path)):
+        assert f"process {os.getpid()}" in running_words(tmp_path)
+        with pytest.raises(UsageError, match="running campaign"):  # looking takes no lock away
+            Store(tmp_path)
+    assert running_words(tmp_path) == ""
 
 
 def test_a_lock_whose_text_says_nothing_is_still_a_lock(tmp_path: Path) -> None:
