@@ -26,13 +26,14 @@ from ..store.findings import Oracle
 from ..store.keeping import fresh_folder
 from ..targets.registry import load_target
 from . import failures
-from .gating import close_gate, is_known_to, opened_baseline, replayed_gate
+from .gating import begin_gate, close_gate, is_known_to, opened_baseline, replayed_gate
 from .output import say
 from .progress import shown_progress
 from .reporting import summary_text
 
 SECONDS_DEFAULT = 60.0
 SECONDS_MAX = 30 * 86_400.0
+PROGRAMS_MAX = 10**12
 
 
 def fuzz_command(
@@ -53,7 +54,9 @@ def fuzz_command(
         print(f"a new campaign in {out}", file=sys.stderr)
     gate = None if known is None else replayed_gate(known, settings, strict, undocumented)
     with shown_progress() as shown:
-        campaign = run_campaign(settings, shown.on_progress, shown.on_beat, is_known_to(gate))
+        campaign = run_campaign(
+            settings, shown.on_progress, shown.on_beat, is_known_to(gate), on_begin=lambda: begin_gate(gate, settings.out)
+        )
     if campaign.account.complete and not campaign.account.programs and campaign.account.could_not_test:
         for reason in dict.fromkeys(campaign.account.could_not_test.values()):
             failures.complain(reason)
@@ -77,6 +80,8 @@ def checked_settings(
         raise UsageError("--seconds and --programs cannot both be given; one of them ends the campaign")
     if seconds is not None and not 0 < seconds <= SECONDS_MAX:
         raise UsageError(f"--seconds must be more than 0 and at most {SECONDS_MAX:,.0f}, not {seconds:g}")
+    if programs is not None and programs > PROGRAMS_MAX:
+        raise UsageError(f"--programs must be at most {PROGRAMS_MAX:,}, not {programs:,}")
     if seconds is None and programs is None:
         seconds = SECONDS_DEFAULT
     profile_of(profile)

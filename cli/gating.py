@@ -21,8 +21,9 @@ from ..spec.programs import Program
 from ..store.baseline import Baseline, Entry, Key, Versions, key_of, known_keys, read_baseline
 from ..store.baseline_changes import Change, Seen, entry_of, prune_baseline, update_baseline
 from ..store.campaigns import Campaign
+from ..store.files import alone_in
 from ..store.findings import Finding
-from ..store.gate import Gate, is_red, is_whole, sorted_out, write_gate
+from ..store.gate import GATE_FILE, Gate, is_red, is_whole, sorted_out, write_gate
 from . import failures
 from .output import say, visible
 from .reporting import opened_campaign, opened_gate, replay_of
@@ -69,15 +70,18 @@ def _tell(line: str) -> None:
         print(visible(line), file=sys.stderr, flush=True)
 
 
-def close_gate(campaign: Campaign, gate: Gate, folder: Path | None) -> int:
-    """Keep and show what came of a gate and the campaign behind it; the answer is the exit status."""
-    is_kept = True
-    if folder is not None and not campaign.not_written:
+def begin_gate(gate: Gate | None, folder: Path | None) -> None:
+    """Put a gate, if there is one, in the place of the one before, whatever becomes of the campaign behind it."""
+    if folder is not None and gate is not None:
         try:
             write_gate(folder, gate)
         except UsageError as error:
-            is_kept = False
             failures.complain(f"the gate is not kept: {error}")
+
+
+def close_gate(campaign: Campaign, gate: Gate, folder: Path | None) -> int:
+    """Keep and show what came of a gate and the campaign behind it; the answer is the exit status."""
+    is_kept = folder is None or (folder / GATE_FILE).is_file()
     say(gate_screen(campaign, gate, replay_of(folder), folder))
     parts = sorted_out(campaign.account, campaign.findings, gate)
     if is_red(parts, gate):
@@ -96,15 +100,13 @@ def baseline_command(folder: Path, file: Path, update: bool, prune: bool) -> int
         )
     campaign = opened_campaign(folder)
     gate = opened_gate(folder)
-    if update:
-        changes = update_with(file, campaign, gate)
-    elif gate is None:
+    if prune and gate is None:
         raise UnavailableError(
             f"{folder} had no gate: nothing was replayed, and not seen is not fixed; run "
             f"`statedrift fuzz --baseline {shlex.quote(str(file))} --out ...` first"
         )
-    else:
-        changes = prune_baseline(file, gone_entries(gate))
+    with alone_in(file.parent):
+        changes = prune_baseline(file, gone_entries(gate)) if prune and gate is not None else update_with(file, campaign, gate)
     say(changes_text(changes, file))
     return failures.OK
 

@@ -95,8 +95,9 @@ class Settings(msgspec.Struct, frozen=True):
 def round_of(shard: int) -> range:
     """The shards of the round that a shard belongs to."""
     start, size = 0, 1
-    while shard >= start + size:
+    while shard >= start + size and size < ROUND_SHARDS_MAX:
         start, size = start + size, min(ROUND_SHARDS_MAX, 2 * size)
+    start += (shard - start) // size * size
     return range(start, start + size)
 
 
@@ -110,6 +111,7 @@ class _Campaign:
         store: Store | None,
         client: "Client | None" = None,
         is_known: Callable[[Finding], bool] = lambda finding: False,
+        on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.ending = ending
@@ -117,6 +119,7 @@ class _Campaign:
         self.on_progress = on_progress
         self.client = client
         self.is_known = is_known
+        self.on_begin = on_begin
         self.started = monotonic()
         self.started_at = self.run_started_at = now()
         self.earlier_seconds = 0.0  # of earlier runs of the command
@@ -485,6 +488,7 @@ class _Campaign:
         store.begin(identity_of(settings), self.run_started_at, settings.jobs, settings.seconds, settings.programs, self.bench.version)
         self.save()
         self.keeper.write_folders()
+        self.on_begin()
 
     def take_up(self, kept: Kept) -> None:
         """Go on from what was kept."""
@@ -573,6 +577,7 @@ def run_campaign(
     on_beat: Callable[[Statistics], None] = lambda statistics: None,
     is_known: Callable[[Finding], bool] = lambda finding: False,
     bench: Bench | None = None,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> Campaign:
     """Run a campaign to its end, or to Ctrl-C or a signal to end; the campaign says whether it is complete. In a folder that holds one of the
     same settings it goes on; the budget is for this run alone.
@@ -581,6 +586,7 @@ def run_campaign(
     on_beat      is told so from another thread every BEAT_SECONDS, whatever is going on; `stats.json` is written then, and at the end
     is_known     whether a finding is one of a baseline; it is only counted apart
     bench        of the target, for one that has no name, or that was measured before; with one job. It is left open
+    on_begin     is called once the campaign's folder, if it has one, is its own
 
     Raises UsageError for settings that make no campaign, an unknown profile, or a folder that cannot be written, holds something else or is
     in use; UnavailableError when the target cannot be used.
@@ -613,7 +619,7 @@ def run_campaign(
         _given_or_opened(bench, settings) as own_bench,
         settled_heap(),
     ):
-        campaign = _Campaign(settings, own_bench, tell, ending, store, client, is_known).run()
+        campaign = _Campaign(settings, own_bench, tell, ending, store, client, is_known, on_begin).run()
     _keep(settings.out, watch.statistics("done", campaign.account.complete))
     return campaign
 

@@ -213,7 +213,7 @@ def check_opens(target: Target, model: Model, configuration: CacheConfiguration)
         raise CouldNotTest(str(error)) from None
     except EngineAbort as error:
         raise CouldNotTest(f"{target.name} cannot be opened: the engine it stands for would have died: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CouldNotTest(f"{target.name} cannot be opened with {model.family}: {_where(error)}") from None
 
 

@@ -84,6 +84,10 @@ class ConformanceSuite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Every family in every cache configuration."""
+        if isinstance(self.families, str) or not self.families or isinstance(self.caches, str) or not self.caches:
+            raise pytest.UsageError(
+                f'{type(self).__name__}: `families` and `caches` are tuples that are not empty, as in `families = ("mamba2",)`'
+            )
         if "contract" in metafunc.fixturenames:
             settings = [(family, cache) for family in self.families for cache in self.caches]
             names = ["-".join(filter(None, (family, cache.replace(" ", ",")))) for family, cache in settings]

@@ -139,6 +139,9 @@ def tables_of(path: Path, text: str) -> tuple[dict[str, Any], list[dict[str, Any
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is no TOML: {error}; correct it by hand, nothing was changed") from None
+    except (RecursionError, ValueError) as error:  # what is nested too deep, and numbers of thousands of digits
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise UsageError(f"{path} cannot be read: {reason}; correct it by hand, nothing was changed") from None
     if document.get("format", FORMAT) != FORMAT:
         raise UsageError(f"{path} has format {document['format']!r}; this version reads format {FORMAT}")
     entries = document.get("finding", [])

@@ -301,8 +301,10 @@ def read_kept(folder: Path) -> Kept | None:
         identity = _get(path, connection, "settings", Identity)
         account = _get(path, connection, "account", Account)
         tally = _get(path, connection, "tally", Tally)
-        if identity is None or account is None or tally is None:
+        if account is None and tally is None:  # killed before its first programs
             return None
+        if identity is None or account is None or tally is None:
+            raise UsageError(damaged(path, "its settings, its account or its tally is missing"))
         rows = connection.execute("SELECT body, coarse, script FROM findings ORDER BY number")
         return Kept(
             identity,

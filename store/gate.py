@@ -1,11 +1,13 @@
 """Gates: what became of a baseline's entries when they were replayed, and what that makes of a campaign.
 
 Rules
-- `gate.json` lies beside the campaign's account; the newest gate replaces the one before.
+- `gate.json` lies beside the campaign's account. A gate replaces the one before when its campaign begins, so that one that is killed leaves
+  none that is not its own.
 - One function, `sorted_out`, says what is new, known, gone and expired; whoever shows a gate or makes a status of it asks that one.
 - Two divergences are the same when their signatures are; a finding that no entry names is new, however much it is like one.
 """
 
+from datetime import date
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -164,6 +166,10 @@ def read_gate(folder: Path) -> Gate | None:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise UsageError(f"{path} is damaged or of another version: {error}") from None
+    try:
+        date.fromisoformat(gate.day)
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: its day: {error}") from None
     if gate.format != FORMAT:
         raise UsageError(f"{path} has format {gate.format}; this version reads format {FORMAT}")
     return gate

@@ -67,6 +67,7 @@ class Store:
         if not self.path.exists():
             create_database(self.path)
         self._connection = open_database(self.path)
+        self._file = os.stat(self.path)
         with explained(self.path), transaction(self._connection):
             _put(self._connection, "settings", identity)
             cursor = self._connection.execute(
@@ -79,6 +80,7 @@ class Store:
         """Keep a change, whole, with the seconds and programs of this run so far. Raises UsageError when it cannot be written."""
         connection = self._connection
         assert connection is not None
+        self._check_still_there()
         with explained(self.path), transaction(connection):
             connection.execute(
                 "UPDATE runs SET seconds = ?, programs = ?, ended_at = ? WHERE number = ?", (seconds, programs, ended_at, self.run)
@@ -90,6 +92,15 @@ class Store:
             connection.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, change.waiting))
             connection.executemany("DELETE FROM waiting WHERE number = ?", [(number,) for number in change.finished])
             connection.executemany("INSERT OR REPLACE INTO corpus VALUES (?, ?, ?, ?, ?)", map(_values, change.corpus))
+
+    def _check_still_there(self) -> None:
+        """Raise UsageError when the file that is written to is not the folder's any more."""
+        try:
+            is_same = os.path.samestat(os.stat(self.path), self._file)
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise UsageError(f"{self.path} was removed or replaced while the campaign ran")
 
     def write_folders(self, rows: Sequence[FindingRow]) -> None:
         """Write the folders of findings as they are now. Raises UsageError when that cannot be done."""

@@ -5,6 +5,7 @@ Rules
 """
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
 
 from faulty import CLEAR_ABORTS, FaultySession, FaultyTarget
-from statedrift.cli.gating import close_gate, gone_entries, opened_baseline, update_with
+from statedrift.cli.gating import begin_gate, close_gate, gone_entries, opened_baseline, update_with
 from statedrift.fuzz import gate as gate_module
 from statedrift.fuzz.campaign import Settings
 from statedrift.fuzz.gate import REPLAYS, chosen_entries, left_out_words, replay_baseline
@@ -26,6 +27,7 @@ from statedrift.spec.programs import parse_program
 from statedrift.spec.verdicts import Verdict
 from statedrift.store.baseline import Baseline, Entry, Versions, read_baseline
 from statedrift.store.campaigns import Account, Campaign, Noise, Replayed, Unreduced
+from statedrift.store.files import alone_in
 from statedrift.store.findings import Finding
 from statedrift.store.gate import EntryReplay, Gate, is_red, read_gate, sorted_out, write_gate
 
@@ -216,6 +218,7 @@ FAULTY_ACCOUNT = msgspec.structs.replace(
 
 
 def status(gate: Gate, *findings: Finding, folder: Path | None = None, account: Account = ACCOUNT) -> int:
+    begin_gate(gate, folder)
     return close_gate(Campaign(account, findings), gate, folder)
 
 
@@ -280,8 +283,34 @@ def test_an_update_takes_in_nothing_that_is_mended(tmp_path: Path) -> None:
 
 def test_a_gate_that_was_stopped_did_not_test(tmp_path: Path) -> None:
     stopped = msgspec.structs.replace(ACCOUNT, complete=False)
-    assert close_gate(Campaign(stopped, (FOUND,)), GATE, tmp_path) == 2
-    assert close_gate(Campaign(stopped, (NEW,)), GATE, tmp_path) == 1
+    assert status(GATE, FOUND, account=stopped) == 2
+    assert status(GATE, NEW, account=stopped) == 1
+
+
+def test_a_gate_that_is_killed_leaves_none_but_its_own(tmp_path: Path) -> None:
+    write_gate(tmp_path, GATE)
+    newer = msgspec.structs.replace(GATE, day="2026-12-05")
+    begin_gate(newer, tmp_path)
+    assert read_gate(tmp_path) == newer
+
+
+def test_a_day_that_is_none_is_damage(tmp_path: Path) -> None:
+    write_gate(tmp_path, msgspec.structs.replace(GATE, day="2026-13-45"))
+    with pytest.raises(UsageError, match=r"gate\.json is damaged: its day"):
+        read_gate(tmp_path)
+
+
+def test_updates_at_the_same_moment_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "known.toml"
+    findings = [msgspec.structs.replace(NEW, signature=f"{NAME}/lfm2 crash at clear {number} (self)") for number in range(4)]
+
+    def update(finding: Finding) -> None:
+        with alone_in(tmp_path):
+            update_with(path, Campaign(ACCOUNT, (finding,)), None)
+
+    with ThreadPoolExecutor(4) as several:
+        list(several.map(update, findings))
+    assert {entry.signature for entry in read_baseline(path).entries} == {finding.signature for finding in findings}
 
 
 def test_what_the_gate_replayed_without_its_divergence_is_what_a_prune_removes() -> None:

@@ -300,6 +300,32 @@ def test_what_the_class_says_wrongly_is_said(pytester: pytest.Pytester, line: st
     assert "Traceback" not in said(result)
 
 
+@pytest.mark.parametrize("line", ["families = ()", 'families = "mamba"', "caches = ()"])
+def test_a_suite_that_would_test_nothing_is_an_error(pytester: pytest.Pytester, line: str) -> None:
+    result = run(pytester, OWN + f"        {line}\n", "-k", SHARE)
+    result.assert_outcomes(errors=1)
+    assert "are tuples that are not empty" in said(result)
+
+
+LEAVING = """
+    import statedrift
+
+    class Leaving(statedrift.PlainSession):
+        def __init__(self, model, configuration):
+            raise SystemExit(3)
+
+    class TestLeaving(statedrift.ConformanceSuite):
+        families = ("mamba2",)
+        target = Leaving
+"""
+
+
+def test_a_constructor_that_leaves_is_one_that_cannot_be_opened(pytester: pytest.Pytester) -> None:
+    result = run(pytester, LEAVING, "-k", SHARE)
+    assert "Leaving cannot be opened with mamba2: SystemExit: 3" in said(result)
+    assert "Traceback" not in said(result)
+
+
 DYING = """
     import os
     import time

@@ -239,3 +239,25 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Pat
 def test_others_can_read_what_was_written(tmp_path: Path) -> None:
     write_whole(tmp_path / "made" / "here" / "file", b"data")
     assert (tmp_path / "made" / "here" / "file").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_link_is_followed_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("old")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert (real.read_text(), real.stat().st_mode & 0o777) == ("new", 0o600)
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, b"new")
+        assert os.read(reader, 10) == b"new"
+        assert pipe.is_fifo()
+    finally:
+        os.close(reader)

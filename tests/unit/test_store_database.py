@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from statedrift.spec.errors import UsageError
 from statedrift.store import database
-from statedrift.store.campaigns import read_campaign, read_kept
+from statedrift.store.campaigns import Tally, read_campaign, read_kept
 from statedrift.store.database import (
     APPLICATION_ID,
     DATABASE_FILE,
@@ -24,7 +24,7 @@ from statedrift.store.database import (
     read_database,
     running_words,
 )
-from statedrift.store.keeping import Store
+from statedrift.store.keeping import Change, Store
 
 from tests.kept_campaign import identity_of, keep_campaign
 from tests.unit.test_store import ACCOUNT, FINDING, files_below
@@ -185,3 +185,24 @@ def test_a_lock_whose_text_says_nothing_is_still_a_lock(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"belongs to a running campaign\. Use another"):
         lock_folder(tmp_path)
     os.close(descriptor)
+
+
+# --- what happens to the folder meanwhile --------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_removed_meanwhile_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with closing(Store(folder)) as store:
+        store.begin(identity_of(ACCOUNT), ACCOUNT.started_at, 1, 1.0, None, "1")
+        shutil.rmtree(folder)
+        with pytest.raises(UsageError, match="was removed or replaced while the campaign ran"):
+            store.save(Change(ACCOUNT, Tally(1)), 1.0, 1)
+
+
+@pytest.mark.parametrize("name", ["settings", "tally", "account"])
+def test_a_row_that_is_missing_is_damage_and_no_new_beginning(name: str, tmp_path: Path) -> None:
+    keep_campaign(tmp_path, ACCOUNT, [])
+    with closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as connection, connection:
+        connection.execute("DELETE FROM state WHERE name = ?", (name,))
+    with pytest.raises(UsageError, match="is damaged: its settings, its account or its tally is missing"):
+        Store(tmp_path)
