@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from statedrift.store.campaigns import read_campaign
 
+from tests.processes import descendants, wait_until_gone
+
 TESTS = Path(__file__).resolve().parents[1]
 CANARY = "statedrift.fuzz.canary:FREQUENT"
 SECONDS_MAX = 2.0 * float(os.environ.get("STATEDRIFT_TEST_PATIENCE", "1"))
@@ -31,30 +33,6 @@ if __name__ == "__main__":
     sys.exit(cli.main())
 """
 """The command, with a line of progress for every step."""
-
-
-def below(process: int) -> set[int]:
-    """The processes below one, by /proc."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents[int(folder.name)] = int(fields[1])
-    found = {process}
-    while new := {child for child, parent in parents.items() if parent in found} - found:
-        found |= new
-    return found - {process}
-
-
-def wait_until_gone(processes: set[int], seconds: float) -> set[int]:
-    """The processes that are left after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while (left := {pid for pid in processes if Path(f"/proc/{pid}/exe").exists()}) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
 
 
 def has_begun(line: str, phase: str) -> bool:
@@ -92,7 +70,7 @@ def test_a_signal_ends_a_campaign_with_its_summary(
         while not has_begun(process.stdout.readline().strip(), phase):
             assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.3)
-        children = below(process.pid)
+        children = descendants(process.pid)
         asked = time.monotonic()
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         output, errors = process.communicate(timeout=60)

@@ -26,7 +26,8 @@ from statedrift.spec.verdicts import DIVERGENCE_KINDS
 from statedrift.store.campaigns import Campaign, read_campaign
 from statedrift.store.findings import folder_name
 
-from tests.e2e.test_endings import SCRIPT, below, wait_until_gone
+from tests.e2e.test_endings import SCRIPT
+from tests.processes import descendants, wait_until_gone
 
 KILLS = int(os.environ.get("STATEDRIFT_DRILL_KILLS", "24"))
 SEED = int(os.environ.get("STATEDRIFT_DRILL_SEED", "1"))
@@ -62,7 +63,7 @@ def wait_for_work(process: subprocess.Popen[str]) -> None:
 def victims(process: subprocess.Popen[str]) -> list[int]:
     """Workers of the pool, or the sandbox's child and its worker."""
     found = []
-    for pid in sorted(below(process.pid)):
+    for pid in sorted(descendants(process.pid)):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_text()
             if "resource_tracker" not in words:
@@ -105,14 +106,14 @@ def drill(folder: Path, target: str, jobs: int, kills: int, chance: random.Rando
         if chance.random() < 0.8:
             wait_for_work(process)
         time.sleep(chance.uniform(0.0, 1.0))
-        everything = below(process.pid)
+        everything = descendants(process.pid)
         for _ in range(chance.randint(0, min(3, kills - 1))):
             if found := victims(process):
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(found), signal.SIGKILL)
                 kills -= 1
                 time.sleep(chance.uniform(0.0, 0.4))
-                everything |= below(process.pid)
+                everything |= descendants(process.pid)
         process.kill()
         kills -= 1
         process.communicate()

@@ -30,6 +30,8 @@ from statedrift.spec.programs import parse_program, program_text  # noqa: E402
 from statedrift.spec.verdicts import DIVERGENCE_KINDS  # noqa: E402
 from statedrift.store.campaigns import Campaign, Canary, read_campaign  # noqa: E402
 
+from tests.processes import descendants  # noqa: E402
+
 CANARY = "statedrift.fuzz.canary:FREQUENT"
 WORKERS_SECONDS = 120
 
@@ -320,22 +322,6 @@ def test_a_target_that_is_lost_leaves_the_account_of_what_was_done(tmp_path: Pat
     done = run_campaign(Settings("numba", ("lfm2",), programs=1000, out=tmp_path), lose)
     assert (done.account.programs, done.account.complete, done.account.ended_by) == (64, False, "lost")
     assert read_campaign(tmp_path) == done
-
-
-def descendants(process: int) -> set[int]:
-    """The processes below one, by /proc."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents[int(folder.name)] = int(fields[1])
-    found = {process}
-    while new := {child for child, parent in parents.items() if parent in found} - found:
-        found |= new
-    return found - {process}
 
 
 SCRIPT = """

@@ -24,6 +24,8 @@ from statedrift.fuzz.campaign import Settings, run_campaign  # noqa: E402
 from statedrift.spec.errors import UnavailableError  # noqa: E402
 from statedrift.store.campaigns import Campaign, Noise  # noqa: E402
 
+from tests.processes import descendants  # noqa: E402
+
 CANARY = "statedrift.fuzz.canary:FREQUENT"
 SECONDS_MAX = 60.0
 
@@ -80,21 +82,6 @@ def await_true(holds: Callable[[], bool]) -> None:
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert holds()
-
-
-def descendants(process: int) -> set[int]:
-    """The processes below one, by /proc."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(fields[1])
-    found = {process}
-    while new := {child for child, parent in parents.items() if parent in found} - found:
-        found |= new
-    return found - {process}
 
 
 # --- the same campaign -------------------------------------------------------------------------------------------------------
