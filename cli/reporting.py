@@ -87,6 +87,8 @@ def check_place(option: str, path: Path | None) -> None:
         return
     if path == STANDARD_OUTPUT:
         raise UsageError(f"{option} needs a file; only --csv can be written to standard output")
+    if path.is_dir():
+        raise UsageError(f"{option} {path} cannot be written: it is a folder; name a file in it")
     if not path.parent.exists():
         raise UsageError(f"{option} {path} cannot be written: there is no folder {path.parent}; make it first")
 

@@ -16,7 +16,7 @@ from .terminal import in_order, log_lines, numbered_program, plural, short_versi
 
 BYTES_MAX = 900_000
 _ROOM_FOR_TABLE = 400_000
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~])")
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
 def markdown_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str]) -> str:

@@ -122,7 +122,7 @@ def text_of(path: Path) -> str:
     try:
         if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
             raise UsageError(f"{path} has {path.stat().st_size:,} bytes; a baseline has at most {FILE_BYTES_MAX:,}")
-        return path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise UsageError(
             f"there is no baseline {path}; `statedrift baseline DIR --file {path} --update` makes one from a campaign, and an empty file is one, too"
@@ -131,6 +131,9 @@ def text_of(path: Path) -> str:
         raise UsageError(f"{path} is no baseline: byte {error.start} is not UTF-8 text") from None
     except OSError as error:
         raise UsageError(f"baseline {path} cannot be read: {error.strerror}") from None
+    if text.startswith("\ufeff"):
+        raise UsageError(f"{path} begins with a byte order mark; save it as UTF-8 without one")
+    return text
 
 
 def tables_of(path: Path, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

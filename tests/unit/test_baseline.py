@@ -148,6 +148,22 @@ def test_a_file_that_is_not_there_or_no_text_is_an_error_that_says_what_makes_on
         read_baseline(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\ufeffformat = 1\n", "byte order mark"),
+        ("own = " + "[" * 5000, "cannot be read|is no TOML"),
+        ("own = " + "9" * 5000, "cannot be read"),
+    ],
+    ids=["byte order mark", "deep", "long number"],
+)
+def test_what_readers_stumble_over_is_said(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "known.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=message):
+        read_baseline(path)
+
+
 def test_a_slip_of_the_pen_is_remarked_on(tmp_path: Path) -> None:
     baseline = read_baseline(written(tmp_path, entry_text(expire="2027-01-31", note='"mine"')))
     (remark,) = baseline.remarks
