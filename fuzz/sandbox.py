@@ -295,15 +295,18 @@ class Sandbox:
         return tuple(re.sub(r"(?<![\w.])/\S*/", "", line) for line in self._last_words())
 
     def _end(self, grace_seconds: float) -> None:
-        """End the child process and what it started."""
+        """End the child process and what it started. Without grace it is killed before its stream is closed: it would remove the folder, which
+        the next child needs, as it does for a parent that is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=grace_seconds)
+        if grace_seconds > 0:
+            self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=grace_seconds)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._process.stdin.close()
         self._process.stdout.close()
 
     def close(self) -> None:

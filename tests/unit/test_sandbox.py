@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -210,6 +211,23 @@ def test_a_worker_that_is_killed_between_two_batches_shifts_no_answer(pause: flo
     programs = [parse_program("model lfm2 seed=0; " + "; ".join(["drop 0"] * count)) for count in (1, 2, 3)]
     assert [len(run.steps) for run in sandbox.run(programs) if isinstance(run, Run)] == [1, 2, 3]
     assert [len(run.steps) for run in sandbox.run(programs[::-1]) if isinstance(run, Run)] == [3, 2, 1]
+    sandbox.close()
+
+
+def test_a_child_process_that_is_replaced_leaves_the_folder_to_the_next() -> None:
+    sandbox = Sandbox(TARGET, HANG_SECONDS)
+    stdin = sandbox._process.stdin
+    assert stdin is not None
+
+    def close() -> None:
+        stdin.close()
+        time.sleep(0.5)  # time for a child to see it, and to clear up as after a parent that is gone
+
+    sandbox._process.stdin = SimpleNamespace(close=close)  # type: ignore[assignment]
+    sandbox._end(0)
+    assert (sandbox._in_flight.parent / "place").is_file()
+    sandbox._restart()
+    assert isinstance(sandbox.run([GOOD])[0], Run)
     sandbox.close()
 
 
