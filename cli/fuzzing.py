@@ -21,7 +21,7 @@ from ..fuzz.two_builds import check_two_builds
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_of
 from ..spec.models import Model
-from ..store.campaigns import Campaign, is_tested
+from ..store.campaigns import Campaign, is_tested, present_findings
 from ..store.findings import Oracle
 from ..store.keeping import fresh_folder
 from ..targets.registry import load_target
@@ -150,8 +150,7 @@ def status_of_campaign(campaign: Campaign, undocumented: bool) -> int:
     """1 when a divergence counts (one that was not reduced always does, one that is not reproduced any more does not), else 2 when something could not be tested or kept, nothing was
     judged, more than a hundredth is unknown or the canary was silent, else 0."""
     account = campaign.account
-    gone = account.replayed.gone if account.replayed is not None else ()
-    present = [finding for finding in campaign.findings if finding.signature not in gone]
+    present = present_findings(account, campaign.findings)
     if account.unreduced or any(finding.documented or undocumented for finding in present):
         return failures.DIVERGENCE
     return failures.OK if is_tested(campaign) else failures.COULD_NOT_TEST

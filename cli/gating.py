@@ -20,7 +20,7 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program
 from ..store.baseline import Baseline, Entry, Key, Versions, key_of, known_keys, read_baseline
 from ..store.baseline_changes import Change, Seen, entry_of, prune_baseline, update_baseline
-from ..store.campaigns import Campaign
+from ..store.campaigns import Campaign, gone_signatures, present_findings
 from ..store.files import alone_in
 from ..store.findings import Finding
 from ..store.gate import GATE_FILE, Gate, is_red, is_whole, sorted_out, write_gate
@@ -80,7 +80,7 @@ def begin_gate(gate: Gate | None, folder: Path | None) -> None:
 
 
 def close_gate(campaign: Campaign, gate: Gate, folder: Path | None) -> int:
-    """Keep and show what came of a gate and the campaign behind it; the answer is the exit status."""
+    """Show what came of a gate and the campaign behind it; the answer is the exit status."""
     is_kept = folder is None or (folder / GATE_FILE).is_file()
     say(gate_screen(campaign, gate, replay_of(folder), folder))
     parts = sorted_out(campaign.account, campaign.findings, gate)
@@ -113,8 +113,7 @@ def baseline_command(folder: Path, file: Path, update: bool, prune: bool) -> int
 
 def update_with(file: Path, campaign: Campaign, gate: Gate | None) -> tuple[Change, ...]:
     """Bring a baseline up to date by what a campaign and its gate saw; errors as of `update_baseline`."""
-    gone = campaign.account.replayed.gone if campaign.account.replayed is not None else ()
-    present = [finding for finding in campaign.findings if finding.signature not in gone]
+    present = present_findings(campaign.account, campaign.findings)
     steady = [finding for finding in present if finding.reproduced]
     entries = [entry_of(finding) for finding in steady]
     seen: dict[Key, Seen] = {}
@@ -127,7 +126,7 @@ def update_with(file: Path, campaign: Campaign, gate: Gate | None) -> tuple[Chan
         for finding in present
         if not finding.reproduced
     ]
-    mended = [Change("left out", signature, "it is not reproduced any more") for signature in gone]
+    mended = [Change("left out", signature, "it is not reproduced any more") for signature in gone_signatures(campaign.account)]
     return (*update_baseline(file, list({key_of(entry): entry for entry in reversed(entries)}.values())[::-1], seen), *unsteady, *mended)
 
 

@@ -27,7 +27,7 @@ from ..spec.operations import (
 )  # fmt: skip
 from ..spec.programs import Program, cache_text, operation_text
 from ..spec.verdicts import DIVERGENCE_KINDS, VERDICT_KINDS, Verdict
-from ..store.campaigns import Account, Campaign, Canary, Reach, is_mostly_known, is_silent
+from ..store.campaigns import Account, Campaign, Canary, Reach, gone_signatures, is_mostly_known, is_silent
 from ..store.findings import Answer, Finding
 
 WIDTH = 100
@@ -428,7 +428,7 @@ def account_text(account: Account) -> str:
     for left in account.unreduced:
         gaps += wrapped(f"not reduced: {plural(left.programs, 'program')} with {left.signature}", "  ")
         gaps += wrapped(f"  {left.program}", "    ") if left.program else []
-    for signature in account.replayed.gone if account.replayed is not None else ():
+    for signature in gone_signatures(account):
         gaps += wrapped(f"not reproduced any more: {signature}", "  ")
     for reason, text in account.not_judged:
         gaps += wrapped(f"not judged: {reason}", "  ") + wrapped(f"  {text}", "    ")
@@ -485,8 +485,8 @@ def verdict_sentence(campaign: Campaign) -> str:
         sentence += f"; {plural(both, 'program')} diverged as in the other build"
     if undocumented:
         sentence += f"; {undocumented} of them only in uses that the target's own documentation does not promise"
-    if account.replayed is not None and account.replayed.gone:
-        sentence += f"; {len(account.replayed.gone):,} of them not reproduced any more"
+    if gone := gone_signatures(account):
+        sentence += f"; {len(gone):,} of them not reproduced any more"
     if unreduced:
         sentence += f"; {plural(unreduced, 'divergent program')} not reduced"
     return sentence + could_not_test_words(account)

@@ -272,9 +272,7 @@ def _write(path: Path, text: str, before: tuple[dict[str, Any], list[dict[str, A
     except UsageError:
         is_right = False
     if not is_right:
-        raise UsageError(
-            f"{path} was left as it is: its layout is beyond what can be changed safely; write every entry as a [[finding]] table"
-        )
+        raise UsageError(LEFT_ALONE.format(path=path))
     write_whole(path, text.encode())
 
 

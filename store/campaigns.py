@@ -182,6 +182,17 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replayed: Replayed | None = None
 
 
+def gone_signatures(account: Account) -> tuple[str, ...]:
+    """Signatures of earlier findings that are not reproduced any more (sorted); empty for a campaign that began anew."""
+    return account.replayed.gone if account.replayed is not None else ()
+
+
+def present_findings(account: Account, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings without the ones that are not reproduced any more."""
+    gone = gone_signatures(account)
+    return tuple(finding for finding in findings if finding.signature not in gone)
+
+
 class Campaign(msgspec.Struct, frozen=True):
     """An account and its findings, newest signature last; `not_written`: why it is not on disk as it should be."""
 

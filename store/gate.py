@@ -15,7 +15,7 @@ import msgspec
 
 from ..spec.errors import UsageError
 from .baseline import Entry, Key, key_of, known_keys
-from .campaigns import Account, Campaign, Unreduced, is_tested
+from .campaigns import Account, Campaign, Unreduced, is_tested, present_findings
 from .files import write_whole
 from .findings import Count, Finding
 
@@ -103,8 +103,7 @@ class Sorted(NamedTuple):
 def sorted_out(account: Account, findings: tuple[Finding, ...], gate: Gate) -> Sorted:
     """What the gate and the campaign after it found."""
     keys = known_keys([replayed.entry for replayed in gate.replayed])
-    not_any_more = account.replayed.gone if account.replayed is not None else ()
-    findings = tuple(finding for finding in findings if finding.signature not in not_any_more)
+    findings = present_findings(account, findings)
     unnamed = [finding for finding in findings if key_of(finding) not in keys]
     differing = [replayed for replayed in gate.replayed if replayed.outcome == "differs"]
     other_new = [replayed for replayed in differing if _other_key(replayed) not in keys and (replayed.documented or gate.undocumented)]
