@@ -63,21 +63,22 @@ class Moment(NamedTuple):
 
 
 def cpu_seconds(processes: Sequence[int]) -> float:
-    """Of processes and all below them; those that ended are left out."""
-    found = 0.0
+    """Of processes and all below them, each once; those that ended are left out."""
+    all_of_them = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            first = psutil.Process(process)
-            for one in (first, *first.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    times = one.cpu_times()
-                    found += times.user + times.system
+            all_of_them |= {psutil.Process(process), *psutil.Process(process).children(recursive=True)}
+    found = 0.0
+    for one in all_of_them:
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            found += times.user + times.system
     return found
 
 
 @contextlib.contextmanager
 def dask_cluster(workers: int) -> Iterator[Cluster]:
-    """A scheduler and so many workers with a thread each."""
+    """A scheduler and so many workers with a thread each, started as docs/campaigns.md says."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "scheduler.json"
         common = ["--scheduler-file", str(told), "--no-dashboard"]
@@ -85,8 +86,10 @@ def dask_cluster(workers: int) -> Iterator[Cluster]:
             ["scheduler", "--host", "127.0.0.1", "--port", "0", *common],
             ["worker", "--nworkers", str(workers), "--nthreads", "1", "--local-directory", folder, *common],
         )
+        environment = {**os.environ, "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
         processes = [
-            subprocess.Popen([sys.executable, "-m", "dask", *command], stderr=subprocess.DEVNULL, process_group=0) for command in commands
+            subprocess.Popen([sys.executable, "-m", "dask", *command], stderr=subprocess.DEVNULL, process_group=0, env=environment)
+            for command in commands
         ]
         try:
             yield Cluster(_address(told, workers), tuple(process.pid for process in processes))

@@ -30,7 +30,7 @@ from ..store.findings import Finding, Oracle
 from ..store.keeping import Store
 from ..store.statistics import Statistics, write_statistics
 from .canary_watch import CanaryWatch
-from .cluster import Opening, check_address, connected, open_cluster
+from .cluster import check_address, connected, open_cluster
 from .continuing import Keeper, check_same
 from .corpus import Corpus
 from .ending import Ending, ended_by_signals
@@ -40,7 +40,7 @@ from .profiles import SWARM, profile_of
 from .progress import BEAT_SECONDS, FIRST_BEAT_SECONDS, Progress, Watch, beating
 from .reach import Atlas
 from .reproduction import reproduction_script
-from .shards import SHARD_PROGRAMS, ShardResult, ShardTask, light, settled_heap, shard_model, shard_programs
+from .shards import SHARD_PROGRAMS, Opening, ShardResult, ShardTask, light, settled_heap, shard_model, shard_programs
 from .signatures import coarse_signature, enabling_operations
 from .titles import title_of
 from .trial import Bench, Trial, answers_of
@@ -207,18 +207,13 @@ class _Campaign:
     def workers(self) -> contextlib.AbstractContextManager[Workers]:
         """This process for one job, else a pool, or a cluster."""
         settings = self.settings
-        noise = msgspec.json.encode(list(self.models.items()))
-        if self.client is not None and settings.scheduler is not None:
-            versions = (self.bench.version, self.bench.against_version)
-            opening = Opening(
-                settings.target, settings.against, settings.inspect, settings.oracle, noise, versions, settings.against_library
-            )
-            return open_cluster(self.client, settings.scheduler, opening)
-        if settings.jobs == 1:
+        if settings.jobs == 1 and self.client is None:
             return contextlib.nullcontext(Here(self.bench, lambda trial: self.tell()))
-        return open_pool(
-            settings.jobs, settings.target, settings.against, settings.inspect, settings.oracle, noise, settings.against_library
-        )
+        noise = msgspec.json.encode(list(self.models.items()))
+        opening = Opening(settings.target, settings.against, settings.inspect, settings.oracle, noise, settings.against_library)
+        if self.client is not None and settings.scheduler is not None:
+            return open_cluster(self.client, settings.scheduler, opening, (self.bench.version, self.bench.against_version))
+        return open_pool(settings.jobs, opening)
 
     def rounds(self, workers: Workers, families: tuple[str, ...], watching: CanaryWatch) -> None:
         """Round after round until the budget is spent, and what is left to reduce."""

@@ -12,7 +12,6 @@ Source: distributed's documentation (Client.submit with `workers`, worker's and 
 """
 
 import contextlib
-import gc
 import logging
 import re
 import threading
@@ -25,12 +24,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ..oracle.recompute import use_one_thread
 from ..spec.errors import UnavailableError, UsageError
-from ..spec.models import Model
-from ..store.campaigns import Noise
-from .pair import open_bench
-from .shards import YOUNG_OBJECTS_MAX
+from .shards import Opening, opened
 from .trial import Bench
 from .workers import Pool, Work, reduction, shard
 
@@ -47,20 +42,10 @@ LOSSES_MAX = 2
 OPENING_LOSSES_MAX = 4
 """So many workers in a row may be lost while they open the target."""
 
+Versions = tuple[str, str | None]
+
 WORK: dict[str, Work] = {work.__name__: work for work in (shard, reduction)}
 _ADDRESS = re.compile(r"(tcp|tls|ucx|wss?)://(\[[0-9a-fA-F:.]+\]|[^\s/:\[\]]+):\d{1,5}")
-
-
-class Opening(msgspec.Struct, frozen=True):
-    """What a worker opens: the arguments of `shards.start_worker`, and what the campaign's process has."""
-
-    target: str
-    against: str | None
-    inspect: bool
-    oracle: str
-    noise: bytes
-    versions: tuple[str, str | None]
-    against_library: str | None = None
 
 
 def check_address(address: str) -> None:
@@ -111,7 +96,6 @@ def _quiet() -> Iterator[None]:
 
 _PROCESS = uuid.uuid4().hex
 """This process, which no other one is, also not one that has its address after it."""
-_THRESHOLDS = gc.get_threshold()
 _one_at_a_time = threading.Lock()
 
 
@@ -137,27 +121,17 @@ class Held:
             yield self._bench
 
     def _open(self) -> Bench:
-        opening = msgspec.msgpack.decode(self._opening, type=Opening)
-        use_one_thread()
-        bench = open_bench(opening.target, opening.against, opening.inspect, opening.oracle, opening.against_library)
-        bench.set_noise(dict(msgspec.json.decode(opening.noise, type=list[tuple[Model, Noise]])))
-        gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS_MAX, *_THRESHOLDS[1:])
-        weakref.finalize(self, _close, bench)  # at the end of the process, too
+        kept = contextlib.ExitStack()
+        bench = kept.enter_context(opened(msgspec.msgpack.decode(self._opening, type=Opening)))
+        weakref.finalize(self, kept.close)  # at the end of the process, too
         return bench
-
-
-def _close(bench: Bench) -> None:
-    bench.close()
-    gc.set_threshold(*_THRESHOLDS)
-    gc.unfreeze()
 
 
 class Opened(msgspec.Struct, frozen=True):
     """What a worker says when it has opened its bench, or why it could not."""
 
     process: str
-    versions: tuple[str, str | None] = ("", None)
+    versions: Versions = ("", None)
     why_not: str = ""
 
 
@@ -272,11 +246,11 @@ class Sent:
 class Cluster:
     """The workers of a scheduler that can take part. Raises UnavailableError when one of those that are there cannot."""
 
-    def __init__(self, client: "Client", address: str, opening: Opening) -> None:
+    def __init__(self, client: "Client", address: str, opening: Opening, versions: Versions) -> None:
         self._client = client
         self._address = address
         self._opening = msgspec.msgpack.encode(opening)
-        self._versions = opening.versions
+        self._versions = versions
         self._workers: dict[str, _Worker] = {}
         self._left_out: dict[str, str] = {}
         self._waiting: list[Sent] = []
@@ -465,7 +439,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def open_cluster(client: "Client", address: str, opening: Opening) -> Iterator[Pool]:
-    """The workers of the scheduler that `client` is connected to, each with a bench. Raises UnavailableError when one of them has none."""
-    with contextlib.closing(Cluster(client, address, opening)) as cluster, contextlib.closing(Pool(cluster)) as pool:
+def open_cluster(client: "Client", address: str, opening: Opening, versions: Versions) -> Iterator[Pool]:
+    """The workers of the scheduler that `client` is connected to, each with a bench. Raises UnavailableError when one of them has none.
+
+    versions  of the target and of the one it is run against, in this process; a worker must have the same
+    """
+    with contextlib.closing(Cluster(client, address, opening, versions)) as cluster, contextlib.closing(Pool(cluster)) as pool:
         yield pool

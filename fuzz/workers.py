@@ -23,7 +23,7 @@ import msgspec
 
 from ..spec.errors import UnavailableError
 from .reduction import Reduction, reduce_trial
-from .shards import ShardResult, ShardTask, light, run_shard, start_worker, worker_bench
+from .shards import Opening, ShardResult, ShardTask, light, run_shard, start_worker, worker_bench
 from .trial import Bench, Trial
 
 RERUNS = 10
@@ -236,15 +236,11 @@ class Local:
 
 
 @contextlib.contextmanager
-def open_pool(
-    jobs: int, target: str, against: str | None, inspect: bool, oracle: str, noise: bytes, against_library: str | None = None
-) -> Iterator[Pool]:
-    """A pool of `jobs` processes, each with a bench of its own, one of them ready; the arguments are those of `start_worker`."""
+def open_pool(jobs: int, opening: Opening) -> Iterator[Pool]:
+    """A pool of `jobs` processes, each with a bench of its own, one of them ready."""
     others = set(active_children())
     with (
-        ProcessPoolExecutor(
-            jobs, get_context("spawn"), start_worker, (target, against, inspect, oracle, noise, against_library)
-        ) as executor,
+        ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (opening,)) as executor,
         contextlib.closing(Pool(Local(executor, jobs))) as pool,
     ):
         try:

@@ -1,6 +1,12 @@
 """Shards: the work of a campaign, cut so that it is the same on one process and on many."""
 
+import os
+import platform
+import subprocess
+import sys
+
 import msgspec
+import pytest
 from statedrift.fuzz.shards import SHARD_PROGRAMS, ShardResult, ShardTask, run_shard, shard_model, shard_programs
 from statedrift.fuzz.trial import Bench
 from statedrift.oracle.recompute import use_one_thread
@@ -67,3 +73,30 @@ def test_a_result_crosses_processes_unchanged() -> None:
     result = run_shard(canary_bench(), ShardTask(0, 0, ("lfm2",), 40))
     assert result.divergent
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=ShardResult) == result
+
+
+PAGES = """
+import resource
+import numpy as np
+from statedrift.fuzz.shards import settled_heap
+
+def pages_taken(count):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(count):
+        np.ones(1 << 18, np.float32)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+outside = pages_taken(20)
+with settled_heap():
+    pages_taken(1)
+    print(outside, pages_taken(20))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_kept_where_dask_tells_glibc_to_give_it_back() -> None:
+    """A MiB is 256 pages."""
+    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536"}
+    outside, inside = map(int, subprocess.check_output([sys.executable, "-c", PAGES], env=environment, text=True).split())
+    assert outside > 20 * 200
+    assert inside < 200
