@@ -26,7 +26,7 @@ class Statistics(msgspec.Struct, frozen=True):
     unknown                  programs that were neither right nor wrong
     seconds_since_last_find  None: this run found nothing yet
     jobs                     processes that take part
-    phase                    "starting", "noise" (measuring it, and compiling), "fuzzing", "reducing" or "done"
+    phase                    "starting", "noise" (measuring it, and compiling), "replaying" (what it knows already), "fuzzing", "reducing", "done"
     complete                 whether it came to its end
     """
 

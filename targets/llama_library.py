@@ -6,13 +6,12 @@ Rules
 - The library never prints, and never forks a debugger: its warnings are kept in a short list, and an abort writes the last of them
   and its own message to standard error and ends the process with status 134.
 - Callbacks are ctypes functions for both makers: no struct passes through them.
-- One library a process, loaded once.
+- One library a process, loaded once (llama_loading.py).
 Source: llama.h and ggml.h of llama.cpp.
 """
 
 import collections
 import ctypes
-import functools
 import os
 from collections.abc import Sequence
 from ctypes import c_bool, c_char_p, c_int, c_void_p
@@ -20,8 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-
-from .llama_builds import asked_build
 
 ABORT_STATUS = 134
 """Exit status of the process after the library aborted: that of SIGABRT in a shell."""
@@ -156,20 +153,3 @@ def end_process(log: Log, message: bytes) -> None:
     lines = [*list(log.lines)[-_LAST_WORDS:], f"llama.cpp aborted: {message.decode(errors='replace')}"]
     os.write(2, ("\n".join(lines) + "\n").encode())
     os._exit(ABORT_STATUS)
-
-
-@functools.cache
-def load_library() -> Library:
-    """The library of this process, checked and silenced: the build that was asked for (llama_builds.py), else llama-cpp-python's.
-
-    Raises UnavailableError when there is none, or it does not fit what describes it; UsageError when it was asked for in two ways.
-    """
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an escaped C++ exception does not pass through the abort callback
-    build = asked_build()
-    if build is None:
-        from .llama_installed import installed_library
-
-        return installed_library()
-    from .llama_tree import TreeLibrary
-
-    return TreeLibrary(build)

@@ -21,7 +21,8 @@ from ..spec.families import TensorFact, dimensions_of, family_of
 from ..spec.models import Model, model_text
 from ..spec.weights import drawn
 from .gguf_file import write_tensors
-from .llama_library import Library, SetTensorCallback, load_library
+from .llama_library import Library, SetTensorCallback
+from .llama_loading import load_library
 
 TIME_LIMIT_SECONDS = 60
 

@@ -30,7 +30,8 @@ from ..spec.target import Batch, Capabilities, Decoded, StateRow, Undocumented
 from ..spec.verdicts import ACCEPTED, Outcome, refused
 from .gguf_file import gguf_package, write_gguf
 from .llama_builds import environment_of
-from .llama_library import BatchArrays, CancelCallback, Library, load_library, set_present
+from .llama_library import BatchArrays, CancelCallback, Library, set_present
+from .llama_loading import load_library
 from .llama_tensors import write_engine_only
 
 ENGINE = "llama.cpp"

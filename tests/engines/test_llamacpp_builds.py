@@ -79,7 +79,8 @@ def asked(code: str, cache: Path, **environment: str) -> Any:
     text = (
         "import json, sys\n"
         "from statedrift.spec.errors import UnavailableError\n"
-        "from statedrift.targets.llama_library import CancelCallback, SetTensorCallback, BatchArrays, load_library, set_present\n"
+        "from statedrift.targets.llama_library import CancelCallback, SetTensorCallback, BatchArrays, set_present\n"
+        "from statedrift.targets.llama_loading import load_library\n"
         "try:\n    library = load_library()\n"
         "except UnavailableError as error:\n    print(json.dumps(str(error))); sys.exit()\n"
         "call = library.call\n" + code + "\nprint(json.dumps(answer))"
@@ -214,7 +215,7 @@ def test_a_damaged_one_is_made_again(trees: SimpleNamespace, tmp_path: Path, dam
 
 @needs_compiler
 def test_several_processes_may_make_it_at_once(trees: SimpleNamespace, tmp_path: Path) -> None:
-    code = "from statedrift.targets.llama_library import load_library; print(load_library().version)"
+    code = "from statedrift.targets.llama_loading import load_library; print(load_library().version)"
     own = os.environ | {"XDG_CACHE_HOME": str(tmp_path), FOLDER: str(trees.young)}
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=own) for _ in range(3)]
     assert len({process.communicate(timeout=120)[0] for process in started}) == 1

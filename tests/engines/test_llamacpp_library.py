@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from statedrift.spec.errors import UnavailableError
-from statedrift.targets import llama_installed, llama_library
+from statedrift.targets import llama_installed, llama_library, llama_loading
 from statedrift.targets.llamacpp import TARGET, last_log_lines
 
 NEEDS_LLAMA = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
@@ -38,7 +38,7 @@ def shifted(defaults: ctypes.Structure, field: str, byte_count: int) -> ctypes.S
 def test_a_missing_package_is_said_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(UnavailableError) as caught:
-        llama_library.load_library.__wrapped__()
+        llama_loading.load_library.__wrapped__()
     assert str(caught.value) == (
         "target llamacpp is not available: llama-cpp-python is not installed. "
         "pip install 'statedrift[llamacpp]' (builds in about 4 minutes, needs a C++ compiler)"
@@ -66,7 +66,7 @@ def test_a_folder_without_a_library_is_named(tmp_path: Path) -> None:
 @NEEDS_LLAMA
 def test_the_installed_library_has_the_known_layout() -> None:
     package: Any = importlib.import_module("llama_cpp")
-    llama_installed.check_layout(package, llama_library.load_library().call, Path("libllama.so"))
+    llama_installed.check_layout(package, llama_loading.load_library().call, Path("libllama.so"))
 
 
 @NEEDS_LLAMA
@@ -88,7 +88,7 @@ def test_the_installed_library_has_the_known_layout() -> None:
 )
 def test_a_shifted_layout_is_refused(struct: str, field: str, byte_count: int) -> None:
     package: Any = importlib.import_module("llama_cpp")
-    call = llama_library.load_library().call
+    call = llama_loading.load_library().call
     defaults = {"context": call.llama_context_default_params(), "model": call.llama_model_default_params()}
     defaults[struct] = shifted(defaults[struct], field, byte_count)
     fake = SimpleNamespace(llama_context_default_params=lambda: defaults["context"], llama_model_default_params=lambda: defaults["model"])
@@ -105,7 +105,7 @@ def test_the_version_names_package_and_build() -> None:
     package: Any = importlib.import_module("llama_cpp")
     assert TARGET.version().startswith(f"llama-cpp-python {package.__version__} (llama.cpp ")
     assert TARGET.describe().startswith(TARGET.version())
-    assert str(llama_library.load_library().path) in TARGET.describe()
+    assert str(llama_loading.load_library().path) in TARGET.describe()
 
 
 @NEEDS_LLAMA
@@ -116,8 +116,8 @@ def test_a_second_look_at_the_version_is_the_same() -> None:
 @NEEDS_LLAMA
 def test_an_abort_of_the_library_ends_the_process_with_its_message() -> None:
     code = (
-        "from statedrift.targets import llama_library as library\n"
-        "call = library.load_library().call\n"
+        "from statedrift.targets import llama_loading\n"
+        "call = llama_loading.load_library().call\n"
         "import ctypes\n"
         "call.ggml_abort.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p)\n"
         "call.ggml_abort(b'cells.cpp', 7, b'lost a cell')"

@@ -14,7 +14,7 @@ from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.families import dimensions_of, family_of
 from statedrift.spec.models import Model
 from statedrift.spec.state_sizes import CacheSize, Size, size_of
-from statedrift.targets import llama_library
+from statedrift.targets import llama_library, llama_loading
 from statedrift.targets.llamacpp import TARGET
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python, which is not installed")
@@ -26,7 +26,7 @@ def logged_sizes(model: Model, configuration: CacheConfiguration) -> tuple[dict[
 
     A part that it logs several times is summed.
     """
-    library = llama_library.load_library()
+    library = llama_loading.load_library()
     lines: list[str] = []
     keep = llama_library.LogCallback(lambda level, text, _: lines.append(ctypes.string_at(text).decode()))
     library.call.llama_log_set(keep, None)
