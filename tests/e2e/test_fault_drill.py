@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,12 +34,7 @@ CANARY = "statedrift.fuzz.canary:FREQUENT"
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_SECONDS_MAX = 30.0
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_fault_is_reduced_twice() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(known_module, "EXPLAINED_REDUCTIONS_MAX", 2)
-        yield
+pytestmark = pytest.mark.usefixtures("one_fault_is_reduced_twice")
 
 
 def started(folder: Path, target: str, jobs: int) -> subprocess.Popen[str]:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 from statedrift.cli.fuzzing import status_of_campaign  # noqa: E402
 from statedrift.fuzz import campaign as campaign_module  # noqa: E402
-from statedrift.fuzz import known as known_module  # noqa: E402
 from statedrift.fuzz import workers as workers_module  # noqa: E402
 from statedrift.fuzz.campaign import Progress, Settings, round_of, run_campaign  # noqa: E402
 from statedrift.fuzz.shards import SHARD_PROGRAMS, ShardResult, shard_programs  # noqa: E402
@@ -35,17 +33,11 @@ from tests.processes import descendants  # noqa: E402
 CANARY = "statedrift.fuzz.canary:FREQUENT"
 WORKERS_SECONDS = 120
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_fault_is_reduced_twice() -> Iterator[None]:
-    """The canary has one fault; many reductions of what it explains only take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(known_module, "EXPLAINED_REDUCTIONS_MAX", 2)
-        yield
+pytestmark = pytest.mark.usefixtures("one_fault_is_reduced_twice")
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, Path]:
+def campaign(tmp_path_factory: pytest.TempPathFactory, one_fault_is_reduced_twice: None) -> tuple[Campaign, Path]:
     """A campaign of 100 programs against the canary, kept in a folder."""
     folder = tmp_path_factory.mktemp("campaign") / "run"
     return run_campaign(Settings(CANARY, ("lfm2",), programs=100, seed=5, out=folder)), folder

@@ -20,8 +20,9 @@ from statedrift.spec.target import Batch, Capabilities, Decoded, Session, StateR
 from statedrift.store.campaigns import Noise
 from statedrift.targets.registry import PROTOCOL_MEMBERS, load_target
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "targets.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "own_target"
+PAGE = (ROOT / "docs" / "targets.md").read_text()
 PROGRAMS_PER_FAMILY = 100
 NOISE = {Model(family, seed): Noise(0.0, 1e-5, 0) for family in ("mamba2", "lfm2") for seed in range(2)}
 """The smallest tolerance that there is; measuring the floor would take longer than the programs."""
@@ -30,7 +31,7 @@ NOISE = {Model(family, seed): Noise(0.0, 1e-5, 0) for family in ("mamba2", "lfm2
 @pytest.fixture(autouse=True)
 def _examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     use_one_thread()
-    monkeypatch.syspath_prepend(str(DOCS / "examples"))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
 def tried(target: str, family: str) -> list[Trial]:
@@ -93,7 +94,7 @@ def test_a_bad_argument_is_a_usage_error_that_names_it() -> None:
 
 @pytest.mark.parametrize("name", ["recompute_cache.py", "forgetful_cache.py"])
 def test_the_page_shows_the_example_as_it_is(name: str) -> None:
-    assert f"```python\n{(DOCS / 'examples' / name).read_text()}```" in PAGE
+    assert f"```python\n{(EXAMPLES / name).read_text()}```" in PAGE
 
 
 @pytest.mark.parametrize("name", protocol_methods())
