@@ -3,14 +3,13 @@
 Rules
 - Text has a space, a line end or a `;` and begins with `model`, or begins with `{`. A file or folder wins over an id.
 - Nothing is read before its size and kind are known; what cannot be a program is refused with a reason.
-- Ids (at least 4 digits) and names of findings' folders are looked for in the folder given by `--campaign`, else in every campaign below `runs/`.
+- Ids (at least 4 digits) and names of findings' folders are looked for in the folder given by `--campaign`, else in whatever lies below `runs/`.
 """
 
 import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -121,23 +120,23 @@ def _why(error: OSError | ValueError) -> str:
 
 
 def _inside(path: Path) -> Path:
-    """The program of a finding's folder; any other path as it is."""
-    return path / "program.drift" if path.is_dir() and (path / "program.drift").is_file() else path
+    """The program of a finding's folder, or beside a finding's `finding.json`; any other path as it is."""
+    beside = path / "program.drift" if path.is_dir() else path.with_name("program.drift")
+    return beside if (path.is_dir() or path.name == "finding.json") and beside.is_file() else path
 
 
-def _campaign_folders(campaign: Path | None) -> list[Path]:
-    if campaign is not None:
-        if not campaign.is_dir():
-            raise UsageError(f"{campaign} is no folder of a campaign")
-        return [campaign]
-    return sorted(folder for folder in RUNS.glob("*") if folder.is_dir())
+def _place(campaign: Path | None) -> Path:
+    """The folder in which findings are looked for, at any depth: campaigns keep them in `findings/`, test suites by their names."""
+    if campaign is not None and not campaign.is_dir():
+        raise UsageError(f"{campaign} is no folder of a campaign")
+    return RUNS if campaign is None else campaign
 
 
 def _find(kind: str, wanted: str, campaign: Path | None) -> Program:
     """The finding whose id begins with `wanted`; `kind` of the divergence may be "*"."""
-    folders = _campaign_folders(campaign)
+    place = _place(campaign)
     found: dict[str, Program] = {}
-    for path in _program_files(folders, kind, wanted):
+    for path in sorted(place.rglob(f"{kind}-{wanted[:6]}*/program.drift")):
         try:
             program = read_file(path)
         except UsageError:
@@ -145,14 +144,9 @@ def _find(kind: str, wanted: str, campaign: Path | None) -> Program:
         if program_id(program).startswith(wanted):
             found[program_id(program)] = program
     if not found:
-        where = ", ".join(map(str, folders)) if folders else f"{RUNS}/ (which holds no campaign)"
+        where = f"{place}/" if place.is_dir() else f"{place}/ (which is not there)"
         named = f"with id {wanted}" if kind == "*" else f"{kind}-{wanted}"
         raise UsageError(f"no finding {named} in {where}; name its campaign with --campaign DIR")
     if len(found) > 1:
         raise UsageError(f"id {wanted} is short for {', '.join(sorted(found))}; give more digits")
     return next(iter(found.values()))
-
-
-def _program_files(folders: list[Path], kind: str, wanted: str) -> Iterator[Path]:
-    for folder in folders:
-        yield from sorted(folder.glob(f"findings/{kind}-{wanted[:6]}*/program.drift"))

@@ -69,6 +69,21 @@ def test_an_id_is_found_in_every_campaign_below_runs(tmp_path: Path, monkeypatch
     assert (given.program, given.words) == (PROGRAM, program_id(PROGRAM))
 
 
+def test_an_id_is_found_where_a_test_suite_keeps_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep(tmp_path / "kept", PROGRAM)
+    (tmp_path / "runs" / "pytest").mkdir(parents=True)
+    (tmp_path / "kept" / "findings").rename(tmp_path / "runs" / "pytest" / "TestMyCache")
+    assert read_given(program_id(PROGRAM), None).program == PROGRAM
+
+
+def test_a_findings_json_stands_for_the_program_beside_it(tmp_path: Path) -> None:
+    keep(tmp_path, PROGRAM)
+    (folder,) = (tmp_path / "findings").iterdir()
+    (folder / "finding.json").write_text("{}")
+    assert read_given(str(folder / "finding.json"), None).program == PROGRAM
+
+
 def test_an_id_is_found_in_the_campaign_that_is_named(tmp_path: Path) -> None:
     keep(tmp_path / "my runs", PROGRAM)
     given = read_given(program_id(PROGRAM), tmp_path / "my runs")
@@ -135,7 +150,7 @@ def test_the_name_of_a_findings_folder_is_looked_for_in_campaigns(tmp_path: Path
     assert read_given(name + ending, None).program == PROGRAM
     given = read_given(name + ending, Path("runs/one"))
     assert (given.program, given.words) == (PROGRAM, f"{program_id(PROGRAM)} --campaign runs/one")
-    with pytest.raises(UsageError, match=f"no finding hang-{program_id(PROGRAM)[:6]} in runs/one"):
+    with pytest.raises(UsageError, match=f"no finding hang-{program_id(PROGRAM)[:6]} in runs/;"):
         read_given(name.replace("crash", "hang"), None)
 
 
