@@ -19,6 +19,7 @@ fuzz: $(VENV)/.installed
 	$(VENV)/bin/statedrift fuzz --target numba --family mamba2 --family lfm2 --family qwen35 --seconds 20
 
 test: $(VENV)/.installed-test
+	NUMBA_ENABLE_CUDASIM=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q --numprocesses $(TEST_PROCESSES) tests/cudasim
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-lint

@@ -20,6 +20,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,6 +56,16 @@ UNJUDGED_MAX = 0.01
 CUT_UBATCH = 16
 """Tokens of a ubatch where a log is cut to see what cutting does to rounding."""
 _CALIBRATION_SALT = 1 << 30
+
+
+class Logs(NamedTuple):
+    """Over how many logs noise is measured, at least 2, and how many tokens the longest has; the shortest has 1."""
+
+    count: int = LOG_COUNT
+    tokens_max: int = LOG_TOKENS_MAX
+
+
+ALL_LOGS = Logs()
 RunAll = Callable[[Sequence[Program]], Sequence[Run]]
 
 
@@ -64,17 +75,16 @@ def calibration_programs(
     setting: Setting = PLAIN_SETTING,
     n_ubatch: int = 256,
     decode_tokens_max: int = DECODE_TOKENS_MAX,
-    log_count: int = LOG_COUNT,
+    logs: Logs = ALL_LOGS,
 ) -> list[Program]:
-    """Two programs for every log, lengths 1..200: the log in as few decodes as possible, and token by token.
+    """Two programs for every log: the log in as few decodes as possible, and token by token.
 
     embeddings  every fourth pair asks for hidden states
     decode_tokens_max  most tokens that a decode takes
-    log_count   at least 2
     """
     programs = []
-    for number in range(log_count):
-        length = 1 + number * (LOG_TOKENS_MAX - 1) // (log_count - 1)
+    for number in range(logs.count):
+        length = 1 + number * (logs.tokens_max - 1) // (logs.count - 1)
         outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
         cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=setting.kv, flash=setting.flash)
         salt = _CALIBRATION_SALT + number
@@ -85,14 +95,14 @@ def calibration_programs(
     return programs
 
 
-def measure_noise(model: Model, run_all: RunAll, log_count: int = LOG_COUNT) -> Noise:
-    """Measure the floor of a target for a model, over so many logs.
+def measure_noise(model: Model, run_all: RunAll, logs: Logs = ALL_LOGS) -> Noise:
+    """Measure the floor of a target for a model.
 
     Raises UnavailableError ("could not test") when the target refuses plain decodings, or is too noisy to be judged.
     """
-    _, runs = _plain_runs(model, run_all, PLAIN_SETTING, log_count)
+    _, runs = _plain_runs(model, run_all, PLAIN_SETTING, logs)
     noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
-    return msgspec.structs.replace(_with_unjudged(noise, model, runs[0::2]), log_count=log_count)
+    return msgspec.structs.replace(_with_unjudged(noise, model, runs[0::2]), log_count=logs.count)
 
 
 def _with_unjudged(noise: Noise, model: Model, runs: Sequence[Run]) -> Noise:
@@ -105,12 +115,12 @@ def _with_unjudged(noise: Noise, model: Model, runs: Sequence[Run]) -> Noise:
     return msgspec.structs.replace(noise, unjudged=unjudged / row_count)
 
 
-def _plain_runs(model: Model, run_all: RunAll, setting: Setting, log_count: int = LOG_COUNT) -> tuple[list[Program], Sequence[Run]]:
+def _plain_runs(model: Model, run_all: RunAll, setting: Setting, logs: Logs = ALL_LOGS) -> tuple[list[Program], Sequence[Run]]:
     """The calibration programs and what came of them. Raises UnavailableError when one of them was not accepted to its end."""
     (shortest,) = run_all(calibration_programs(model, setting=setting)[:1])
     declared = shortest.capabilities
     decode_tokens_max = declared.n_batch or DECODE_TOKENS_MAX
-    programs = calibration_programs(model, declared.embeddings, setting, decode_tokens_max=decode_tokens_max, log_count=log_count)
+    programs = calibration_programs(model, declared.embeddings, setting, decode_tokens_max=decode_tokens_max, logs=logs)
     runs = run_all(programs)
     _check_accepted(model, programs, runs)
     return programs, runs
@@ -200,7 +210,13 @@ def _memory_key(target: str, version: str, model: Model, states: bool, judged_by
 
 
 def remembered_noise(
-    target: str, version: str, model: Model, states: bool = False, judged_by: str = "", setting: Setting = PLAIN_SETTING
+    target: str,
+    version: str,
+    model: Model,
+    states: bool = False,
+    judged_by: str = "",
+    setting: Setting = PLAIN_SETTING,
+    log_count: int = LOG_COUNT,
 ) -> Noise | None:
     """What was measured before for this target, version and model (and its state rows); None when nothing was, or the memory cannot be read.
 
@@ -215,7 +231,7 @@ def remembered_noise(
         noise.floor >= 0 and FLOORS_IN_TOLERANCE * noise.floor <= tolerance_max(setting) and noise.tolerance == _tolerance(noise.floor)
     )
     is_sound &= not states or (noise.state_tolerance is not None and TOLERANCE_MIN <= noise.state_tolerance <= TOLERANCE_MAX)
-    return noise if is_sound and noise.log_count >= LOG_COUNT else None
+    return noise if is_sound and noise.log_count >= log_count else None
 
 
 def remember_noise(target: str, version: str, model: Model, noise: Noise, judged_by: str = "") -> None:

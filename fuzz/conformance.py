@@ -35,6 +35,7 @@ from ..spec.verdicts import OutcomeWord
 from ..store.campaigns import Account, Campaign, Noise, is_mostly_known, is_silent
 from ..store.findings import Finding, write_finding
 from ..targets.plain import as_target
+from .calibration import Logs
 from .campaign import Settings, run_campaign
 from .engine_child import Failed
 from .execution import Run, Step
@@ -47,7 +48,7 @@ from .titles import title_of
 from .trial import OWN_MODULES, Bench, Trial, answers_of
 from .workers import RERUNS, ReductionTask, reduce_task
 
-NOISE_LOGS = 40
+NOISE_LOGS = Logs(40)
 """A fifth of a campaign's, of the same lengths."""
 REDUCTION_SECONDS = 10.0
 CLOSING_SALT = 9
@@ -200,7 +201,7 @@ def opened_bench(value: object, suite_module: str) -> tuple[Bench, Named | None]
             )
         target = command.name
     try:
-        return Bench(target, noise_log_count=NOISE_LOGS), command
+        return Bench(target, noise_logs=NOISE_LOGS), command
     except (UsageError, UnavailableError) as error:
         raise CouldNotTest(str(error)) from None
 

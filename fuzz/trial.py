@@ -21,12 +21,12 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.families import family_list, family_of
 from ..spec.models import Model
 from ..spec.programs import Program, caches_of
-from ..spec.target import Target
+from ..spec.target import IsSlow, Target
 from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
 from ..store.findings import Answer
 from ..targets.registry import load_target
-from .calibration import LOG_COUNT, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
+from .calibration import ALL_LOGS, Logs, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
 from .judgement import judge, without_truth
@@ -114,11 +114,10 @@ class Bench:
         inspect: bool = False,
         oracle: str = "own",
         environment: Mapping[str, str] | None = None,
-        noise_log_count: int = LOG_COUNT,
+        noise_logs: Logs = ALL_LOGS,
     ) -> None:
         """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth.
-        environment: of its child process, beside ours. noise_log_count: logs over which the noise of a target in development is measured,
-        every time."""
+        environment: of its child process, beside ours. noise_logs: over which the noise of a target in development is measured, every time."""
         if oracle not in ORACLES:
             raise UsageError(f"unknown oracle `{oracle}`; there are {', '.join(ORACLES)}")
         if inspect and oracle == "engine":
@@ -134,9 +133,11 @@ class Bench:
         self.manner = Manner(inspect=inspect)
         self.truth = EngineTruth(self.run) if oracle == "engine" else None
         self._noise: dict[tuple[Model, Setting], Noise] = {}
-        self._noise_log_count = noise_log_count
         # a target in development changes without changing its version: what was measured before says nothing of it
         self._is_installed = isinstance(target, str) and (":" not in target or target.startswith(OWN_MODULES))
+        self._noise_logs = (
+            Logs(*self.target.noise_logs()) if isinstance(self.target, IsSlow) else ALL_LOGS if self._is_installed else noise_logs
+        )
 
     @property
     def label(self) -> str:
@@ -172,7 +173,9 @@ class Bench:
             judged_by = "" if self.truth is None else " ".join(["engine", *(f"{word}" for word in setting)])
             noise = None
             if self._is_installed:
-                noise = remembered_noise(self.target_name, self.version, model, self.manner.inspect, judged_by, setting)
+                noise = remembered_noise(
+                    self.target_name, self.version, model, self.manner.inspect, judged_by, setting, self._noise_logs.count
+                )
             if noise is None:
                 noise = self._measured_noise(model, setting)
                 if self._is_installed:
@@ -183,7 +186,7 @@ class Bench:
     def _measured_noise(self, model: Model, setting: Setting) -> Noise:
         if self.truth is not None:
             return measure_own_noise(model, setting, self._run_plain, self.truth)
-        noise = measure_noise(model, self._run_plain, LOG_COUNT if self._is_installed else self._noise_log_count)
+        noise = measure_noise(model, self._run_plain, self._noise_logs)
         return measure_state_noise(model, noise, self._run_inspected) if self.manner.inspect else noise
 
     def _check_inspectable(self, model: Model) -> None:

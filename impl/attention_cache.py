@@ -17,7 +17,7 @@ from .batches import SplitBatch
 from .forwards import Sights
 from .kernels import kernel
 from .kernels.attention import NO_SIGHT, Sight
-from .memory import allocate
+from .memory import Allocate, allocate
 
 
 @kernel
@@ -143,6 +143,7 @@ class AttentionCache:
         poison: bool = False,
         keeps_values: bool = True,
         index_width: int = 0,
+        allocate: Allocate = allocate,
     ) -> None:
         """is_windowed: of every attention layer, in order; window: newest tokens that such a layer sees."""
         n_cells = n_seq_max * n_ctx

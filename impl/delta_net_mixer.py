@@ -16,10 +16,10 @@ from ..spec.families.delta_net import NORM_EPSILON, convolution_channels, inner_
 from ..spec.families.family import Dimensions, Weights
 from .forwards import Memory
 from .kernels import kernel
-from .kernels.arithmetic import sigmoid, silu, softplus
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import gate_by_sigmoid, gated_linear_unit, linear, rms_norm, to_length
 from .kernels.gated_delta_net import gated_delta_net
+from .kernels.mixer_parts import delta_net_rates, split_delta_net
 from .memory import aligned
 from .stacking import stacked, stacked_matrices, stacked_norms
 
@@ -108,40 +108,6 @@ def delta_net_room(weights: DeltaNetWeights, tokens: int) -> DeltaNetRoom:
 
 
 @kernel
-def _activate(convolved: np.ndarray, groups: int, key_heads: np.ndarray, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-    """Split the convolution's output into q, k and v, with SiLU, and lay the heads of q and k out in the order of `key_heads`.
-
-    convolved   float32 [tokens, (2 * groups + value heads) * d_state]
-    query, key  float32 [tokens, len(key_heads) * d_state], written
-    value       float32 [tokens, value heads * d_state], written
-    """
-    d_inner, d_state = value.shape[1], query.shape[1] // key_heads.size
-    width = groups * d_state
-    for token in range(convolved.shape[0]):
-        source = convolved[token]
-        q_part, k_part, v_part = source[:width], source[width : 2 * width], source[2 * width :]
-        for head in range(key_heads.size):
-            here, there = head * d_state, key_heads[head] * d_state
-            own_query, own_key = query[token, here : here + d_state], key[token, here : here + d_state]
-            q_head, k_head = q_part[there : there + d_state], k_part[there : there + d_state]
-            for i in range(d_state):
-                own_query[i] = silu(q_head[i])
-                own_key[i] = silu(k_head[i])
-        own_value = value[token]
-        for i in range(d_inner):
-            own_value[i] = silu(v_part[i])
-
-
-@kernel
-def _rates(step: np.ndarray, step_bias: np.ndarray, a: np.ndarray, beta: np.ndarray) -> None:
-    """step = a * softplus(step + step_bias), the logarithm of the decay; beta = sigmoid(beta). In place, float32 [tokens, value heads]."""
-    for token in range(step.shape[0]):
-        for head in range(step.shape[1]):
-            step[token, head] = a[head] * softplus(step[token, head] + step_bias[head])
-            beta[token, head] = sigmoid(beta[token, head])
-
-
-@kernel
 def mix_delta_net(
     weights: DeltaNetWeights,
     place: int,
@@ -169,10 +135,10 @@ def mix_delta_net(
     linear(x, weights.gate_projection[place], room.gate)
     linear(x, weights.step_projection[place], room.step)
     linear(x, weights.beta_projection[place], room.beta)
-    _rates(room.step, weights.step_bias[place], weights.a[place], room.beta)
+    delta_net_rates(room.step, weights.step_bias[place], weights.a[place], room.beta)
     windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, channels))
     causal_convolution(room.inputs, weights.taps[place], weights.no_bias, windows, segment_start, source_row, plane_row, room.convolved)
-    _activate(room.convolved, weights.groups, weights.key_heads, room.query, room.key, room.value)
+    split_delta_net(room.convolved, weights.groups, weights.key_heads, room.query, room.key, room.value)
     to_length(room.query.reshape((tokens * key_heads, d_state)), _ONE / np.float32(math.sqrt(np.float32(d_state))), _EPSILON)
     to_length(room.key.reshape((tokens * key_heads, d_state)), _ONE, _EPSILON)
     gated_delta_net(

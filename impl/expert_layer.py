@@ -13,9 +13,9 @@ import numpy as np
 
 from ..spec.families.family import Dimensions, Weights
 from .kernels import kernel
-from .kernels.arithmetic import sigmoid
 from .kernels.dense import add_rows, gated_linear_unit, linear
 from .kernels.experts import expert_mixture, softmax_shares
+from .kernels.mixer_parts import scale_rows_by_sigmoid
 from .stacking import stacked_experts, stacked_matrices
 
 
@@ -69,8 +69,5 @@ def mix_experts(weights: ExpertWeights, layer: int, x: np.ndarray, y: np.ndarray
     gated_linear_unit(gate, inner)
     linear(inner, weights.shared_down[layer], shared)
     linear(x, weights.shared_share[layer], share)
-    for token in range(tokens):
-        factor, source = sigmoid(share[token, 0]), shared[token]
-        for i in range(source.size):
-            source[i] = source[i] * factor
+    scale_rows_by_sigmoid(share, shared)
     add_rows(shared, y)

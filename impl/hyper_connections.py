@@ -12,8 +12,8 @@ import numpy as np
 
 from ..spec.families.family import Dimensions, Weights
 from .kernels import kernel
-from .kernels.arithmetic import sigmoid, silu
 from .kernels.dense import linear, rms_norm
+from .kernels.streams import gated_mean, silu_of_scaled_rows, twice_sigmoid_of_scaled_rows
 from .memory import aligned
 
 
@@ -61,48 +61,14 @@ def mix_streams(
     y        float32 [tokens, n_embd], written
     """
     tokens, channels = streams.shape
-    count, n_embd = weights.norm.shape[1], weights.norm.shape[2]
-    scale = np.float32(1) / np.float32(count)
+    scale = np.float32(1) / np.float32(weights.norm.shape[1])
     norm_streams(streams, weights.norm[place], epsilon, normed)
     low = np.empty((tokens, weights.down.shape[2]), np.float32)
     gate = np.empty((tokens, channels), np.float32)
     linear(normed, weights.down[place], low)
-    for token in range(tokens):
-        row = low[token]
-        for i in range(row.size):
-            row[i] = silu(row[i] * scale)
+    silu_of_scaled_rows(scale, low)
     linear(low, weights.up[place], gate)
-    for token in range(tokens):
-        result = y[token]
-        for i in range(n_embd):
-            result[i] = np.float32(0)
-        for stream in range(count):
-            own, own_gate = normed[token, stream * n_embd : (stream + 1) * n_embd], gate[token, stream * n_embd : (stream + 1) * n_embd]
-            for i in range(n_embd):
-                result[i] = result[i] + own[i] * sigmoid(own_gate[i])
-        for i in range(n_embd):
-            result[i] = result[i] * scale
+    gated_mean(normed, gate, scale, y)
     if weights.inject.shape[0] > 0:
         linear(normed, weights.inject[place], shares)
-        for token in range(tokens):
-            row = shares[token]
-            for i in range(count):
-                row[i] = np.float32(2) * sigmoid(row[i] * scale)
-
-
-@kernel
-def inject(x: np.ndarray, shares: np.ndarray, streams: np.ndarray) -> None:
-    """Add x to every stream by its share.
-
-    x        float32 [tokens, n_embd]
-    shares   float32 [tokens, streams]
-    streams  float32 [tokens, streams * n_embd], written
-    """
-    n_embd = x.shape[1]
-    for token in range(x.shape[0]):
-        source = x[token]
-        for stream in range(shares.shape[1]):
-            share = shares[token, stream]
-            result = streams[token, stream * n_embd : (stream + 1) * n_embd]
-            for i in range(n_embd):
-                result[i] = result[i] + source[i] * share
+        twice_sigmoid_of_scaled_rows(scale, shares)

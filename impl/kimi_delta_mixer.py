@@ -16,10 +16,10 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.kimi_linear import NORM_EPSILON, inner_channels
 from .forwards import Memory
 from .kernels import kernel
-from .kernels.arithmetic import exponential, sigmoid, silu, softplus
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import gate_by_sigmoid, linear, rms_norm, to_length
 from .kernels.kimi_delta_attention import kimi_delta_attention
+from .kernels.mixer_parts import kimi_delta_rates, split_kimi_delta
 from .memory import aligned
 from .stacking import stacked, stacked_matrices, stacked_norms
 
@@ -109,38 +109,6 @@ def kimi_delta_room(weights: KimiDeltaWeights, tokens: int) -> KimiDeltaRoom:
 
 
 @kernel
-def _activate(convolved: np.ndarray, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-    """Split the convolution's output into q, k and v, with SiLU; float32 [tokens, channels] each, the last three written."""
-    width = query.shape[1]
-    for token in range(convolved.shape[0]):
-        source = convolved[token]
-        own_query, own_key, own_value = query[token], key[token], value[token]
-        q_part, k_part, v_part = source[:width], source[width : 2 * width], source[2 * width :]
-        for i in range(width):
-            own_query[i] = silu(q_part[i])
-            own_key[i] = silu(k_part[i])
-            own_value[i] = silu(v_part[i])
-
-
-@kernel
-def _rates(decay: np.ndarray, step_bias: np.ndarray, a: np.ndarray, beta: np.ndarray) -> None:
-    """decay = exp(a * softplus(decay + step_bias)), a factor; beta = sigmoid(beta). In place.
-
-    decay      float32 [tokens, heads * head_dim]
-    step_bias  float32 [heads * head_dim]
-    a          float32 [heads]
-    beta       float32 [tokens, heads]
-    """
-    head_dim = step_bias.size // a.size
-    for token in range(decay.shape[0]):
-        own = decay[token]
-        for i in range(own.size):
-            own[i] = exponential(a[i // head_dim] * softplus(own[i] + step_bias[i]))
-        for head in range(a.size):
-            beta[token, head] = sigmoid(beta[token, head])
-
-
-@kernel
 def mix_kimi_delta(
     weights: KimiDeltaWeights,
     place: int,
@@ -168,12 +136,12 @@ def mix_kimi_delta(
     linear(x, weights.decay_in_projection[place], room.low)
     linear(room.low, weights.decay_out_projection[place], room.decay)
     linear(x, weights.beta_projection[place], room.beta)
-    _rates(room.decay, weights.step_bias[place], weights.a[place], room.beta)
+    kimi_delta_rates(room.decay, weights.step_bias[place], weights.a[place], room.beta)
     linear(x, weights.gate_in_projection[place], room.low)
     linear(room.low, weights.gate_out_projection[place], room.gate)
     windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, channels))
     causal_convolution(room.inputs, weights.taps[place], weights.no_bias, windows, segment_start, source_row, plane_row, room.convolved)
-    _activate(room.convolved, room.query, room.key, room.value)
+    split_kimi_delta(room.convolved, room.query, room.key, room.value)
     to_length(room.query.reshape((tokens * heads, head_dim)), _ONE / np.float32(math.sqrt(np.float32(head_dim))), _EPSILON)
     to_length(room.key.reshape((tokens * heads, head_dim)), _ONE, _EPSILON)
     kimi_delta_attention(

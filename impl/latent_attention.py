@@ -20,6 +20,7 @@ from .forwards import FULL, Memory, Sights
 from .kernels import kernel
 from .kernels.attention import remember_and_attend
 from .kernels.dense import linear, rms_norm
+from .kernels.mixer_parts import copy_last_channels, join_rows, multiply_heads
 from .memory import aligned
 from .stacking import stacked, stacked_matrices, stacked_norms
 
@@ -96,47 +97,6 @@ def latent_attention_room(weights: LatentAttentionWeights, tokens: int) -> Laten
 
 
 @kernel
-def _multiply_heads(x: np.ndarray, matrices: np.ndarray, y: np.ndarray) -> None:
-    """y = x @ the head's matrix: every output sums its inputs from the first to the last.
-
-    x         float32 [tokens, heads, in or more], its first channels are read
-    matrices  float32 [heads, in, out]
-    y         float32 [tokens, heads, out or more], its first channels are written
-    """
-    n_in, n_out = matrices.shape[1], matrices.shape[2]
-    for token in range(x.shape[0]):
-        for head in range(x.shape[1]):
-            source, result = x[token, head], y[token, head]
-            for o in range(n_out):
-                result[o] = np.float32(0)
-            for i in range(n_in):
-                xi, row = source[i], matrices[head, i]
-                for o in range(n_out):
-                    result[o] = result[o] + xi * row[o]
-
-
-@kernel
-def _copy_last(x: np.ndarray, count: int, y: np.ndarray) -> None:
-    """The last `count` channels of y = those of x; float32 [tokens, heads, channels], as many or not."""
-    for token in range(x.shape[0]):
-        for head in range(x.shape[1]):
-            source, result = x[token, head], y[token, head]
-            for i in range(count):
-                result[result.size - count + i] = source[source.size - count + i]
-
-
-@kernel
-def _join(first: np.ndarray, second: np.ndarray, y: np.ndarray) -> None:
-    """y = first and second side by side; float32 [tokens, channels]."""
-    for token in range(y.shape[0]):
-        own_first, own_second, result = first[token], second[token], y[token]
-        for i in range(own_first.size):
-            result[i] = own_first[i]
-        for i in range(own_second.size):
-            result[own_first.size + i] = own_second[i]
-
-
-@kernel
 def attend_latent(
     weights: LatentAttentionWeights,
     place: int,
@@ -162,14 +122,14 @@ def attend_latent(
     linear(x, weights.latent_projection[place], room.latent)
     linear(x, weights.shared_key_projection[place], room.shared_key)
     rms_norm(room.latent, weights.latent_norm[place], _EPSILON, room.latent)
-    _join(room.latent, room.shared_key, room.row)
+    join_rows(room.latent, room.shared_key, room.row)
     projected = room.projected.reshape((tokens, heads, room.projected.shape[1] // heads))
     query = room.query.reshape((tokens, heads, rank + shared))
-    _multiply_heads(projected, weights.to_latent[place], query)
-    _copy_last(projected, shared, query)
+    multiply_heads(projected, weights.to_latent[place], query)
+    copy_last_channels(projected, shared, query)
     rows, cells = room.row.reshape((tokens, 1, rank + shared)), memory.keys[FULL][place]
     read = room.read.reshape((tokens, heads, rank))
     # A row is its own value: attention reads as many of its first channels as a result has.
     remember_and_attend(query, rows, rows, cells, cells, sights[FULL], start, read)
-    _multiply_heads(read, weights.from_latent[place], room.mixed.reshape((tokens, heads, room.mixed.shape[1] // heads)))
+    multiply_heads(read, weights.from_latent[place], room.mixed.reshape((tokens, heads, room.mixed.shape[1] // heads)))
     linear(room.mixed, weights.out_projection[place], y)

@@ -16,10 +16,10 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.mamba import NORM_EPSILON, inner_channels
 from .forwards import Memory
 from .kernels import kernel
-from .kernels.arithmetic import softplus
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import gated_linear_unit, linear, rms_norm, silu_rows
 from .kernels.mamba1_scan import mamba1_scan
+from .kernels.mixer_parts import skip_channels, softplus_rows
 from .memory import aligned
 from .stacking import stacked, stacked_matrices, stacked_norms
 
@@ -107,24 +107,6 @@ def mixer_room(weights: MixerWeights, tokens: int) -> MixerRoom:
 
 
 @kernel
-def _steps(step: np.ndarray, bias: np.ndarray) -> None:
-    """step = softplus(step + bias) in place; float32 [tokens, d_inner], bias [d_inner]."""
-    for token in range(step.shape[0]):
-        row = step[token]
-        for i in range(row.size):
-            row[i] = softplus(row[i] + bias[i])
-
-
-@kernel
-def _skip(value: np.ndarray, d: np.ndarray, y: np.ndarray) -> None:
-    """y += d * value, a factor for every channel; float32 [tokens, d_inner], d [d_inner]."""
-    for token in range(y.shape[0]):
-        source, result = value[token], y[token]
-        for i in range(result.size):
-            result[i] = result[i] + d[i] * source[i]
-
-
-@kernel
 def mix(
     weights: MixerWeights,
     place: int,
@@ -161,9 +143,9 @@ def mix(
         rms_norm(b, weights.b_norm[place], _EPSILON, b)
         rms_norm(c, weights.c_norm[place], _EPSILON, c)
     linear(narrow, weights.step_projection[place], step)
-    _steps(step, weights.step_bias[place])
+    softplus_rows(step, weights.step_bias[place])
     states = memory.recurrent_rows[place].reshape((n_rows, weights.a.shape[1], d_inner))
     mamba1_scan(value, step, weights.a[place], b, c, states, segment_start, source_row, plane_row, room.mixed)
-    _skip(value, weights.d[place], room.mixed)
+    skip_channels(value, weights.d[place], room.mixed)
     gated_linear_unit(room.gate, room.mixed)
     linear(room.mixed, weights.out_projection[place], y)

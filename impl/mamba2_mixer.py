@@ -15,10 +15,10 @@ from ..spec.families.family import Dimensions, Weights
 from ..spec.families.mamba2 import NORM_EPSILON, convolution_channels
 from .forwards import Memory
 from .kernels import kernel
-from .kernels.arithmetic import silu, softplus
 from .kernels.causal_convolution import causal_convolution
 from .kernels.dense import gated_linear_unit, linear, rms_norm
 from .kernels.mamba2_scan import mamba2_scan
+from .kernels.mixer_parts import skip_heads, softplus_rows, split_mamba2
 from .memory import aligned
 from .stacking import stacked, stacked_matrices
 
@@ -104,31 +104,6 @@ def mixer_room(weights: MixerWeights, tokens: int) -> MixerRoom:
 
 
 @kernel
-def _activate(convolved: np.ndarray, value: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
-    """Split the convolution's output into value, B and C, with SiLU; float32 [tokens, channels] each, the last three written."""
-    d_inner, width = value.shape[1], b.shape[1]
-    for token in range(convolved.shape[0]):
-        source = convolved[token]
-        own_value, own_b, own_c = value[token], b[token], c[token]
-        x_part, b_part, c_part = source[:d_inner], source[d_inner : d_inner + width], source[d_inner + width :]
-        for i in range(d_inner):
-            own_value[i] = silu(x_part[i])
-        for i in range(width):
-            own_b[i] = silu(b_part[i])
-            own_c[i] = silu(c_part[i])
-
-
-@kernel
-def _skip(value: np.ndarray, d: np.ndarray, y: np.ndarray) -> None:
-    """y += d * value, a factor for every head; float32 [tokens, heads, head_dim]."""
-    for token in range(y.shape[0]):
-        for head in range(y.shape[1]):
-            source, result = value[token, head], y[token, head]
-            for p in range(result.size):
-                result[p] = result[p] + d[head] * source[p]
-
-
-@kernel
 def mix(
     weights: MixerWeights,
     place: int,
@@ -158,14 +133,12 @@ def mix(
     linear(x, weights.gate_projection[place], room.gate)
     linear(x, weights.convolution_projection[place], room.inputs)
     linear(x, weights.step_projection[place], step)
-    for token in range(tokens):
-        for head in range(heads):
-            step[token, head] = softplus(step[token, head] + weights.step_bias[place, head])
+    softplus_rows(step, weights.step_bias[place])
     windows = memory.convolution_rows[place].reshape((n_rows, taps - 1, channels))
     causal_convolution(
         room.inputs, weights.taps[place], weights.taps_bias[place], windows, segment_start, source_row, plane_row, room.convolved
     )
-    _activate(room.convolved, room.value, room.b, room.c)
+    split_mamba2(room.convolved, room.value, room.b, room.c)
     value_heads = room.value.reshape((tokens, heads, head_dim))
     mixed_heads = room.mixed.reshape((tokens, heads, head_dim))
     mamba2_scan(
@@ -180,7 +153,7 @@ def mix(
         plane_row,
         mixed_heads,
     )
-    _skip(value_heads, weights.d[place], mixed_heads)
+    skip_heads(value_heads, weights.d[place], mixed_heads)
     gated_linear_unit(room.gate, room.mixed)
     if weights.gated_norm.shape[1] > 0:
         grouped = room.mixed.reshape((tokens * groups, d_inner // groups))

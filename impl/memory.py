@@ -6,11 +6,15 @@ Rules
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 ALIGNMENT_BYTES = 64
 FLOAT_BYTES = 4
+Allocate = Callable[..., Any]
+"""`allocate`, or one with its arguments that gives what is indexed and filled like its array."""
 
 
 def allocate(shape: tuple[int, ...], poison: bool = False) -> np.ndarray:

@@ -24,7 +24,7 @@ from .attention_cache import AttentionCache, attention_bytes
 from .cells import Cells, StrictCells
 from .forwards import Memory, PreparedModel
 from .hybrid_cache import HybridCache
-from .memory import FLOAT_BYTES, allocate
+from .memory import FLOAT_BYTES, Allocate, allocate
 from .recurrent_cache import RecurrentCache
 
 SESSION_BYTES_MAX = 1 << 30
@@ -108,11 +108,12 @@ def check_session(model: PreparedModel, configuration: CacheConfiguration) -> No
 
 
 class Sides(NamedTuple):
-    """The classes that a cache is made of, beside its cells: whoever plants a fault gives a class of their own."""
+    """What a cache is made of, beside its cells: whoever plants a fault, or keeps states elsewhere, gives classes and memory of their own."""
 
     recurrent: type[RecurrentCache] = RecurrentCache
     attention: type[AttentionCache] = AttentionCache
     hybrid: type[HybridCache] = HybridCache
+    allocate: Allocate = allocate
 
 
 SIDES = Sides()
@@ -124,6 +125,7 @@ def open_cache(
     """New, empty caches for a checked configuration, and their arrays. Memory is zero, or NaN when the configuration says poison."""
     poison = configuration.start == "poison"
     recurrent = attention = None
+    allocate = sides.allocate
     empty_rows = allocate((0, 0, 0))
     convolution_rows = recurrent_rows = embedding_rows = index_rows = empty_rows
     no_cells = allocate((0, 0, max(model.key_heads, 1), max(model.head_dim, 2)))
@@ -132,13 +134,13 @@ def open_cache(
         recurrent = sides.recurrent(
             cells_class(configuration.n_seq_max, configuration.n_rs_seq), len(model.recurrent_layers),
             math.prod(model.convolution_shape), math.prod(model.recurrent_shape), math.prod(model.embedding_shape),
-            len(model.embedding_layers), poison,
+            len(model.embedding_layers), poison, allocate,
         )  # fmt: skip
         convolution_rows, recurrent_rows, embedding_rows = recurrent.parts
     if model.attention_layers:
         attention = sides.attention(
             tuple(layer in model.windowed_layers for layer in model.attention_layers), model.window, model.key_heads, model.head_dim,
-            configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison, model.keeps_values, model.index_width,
+            configuration.n_seq_max, configuration.n_ctx, bool(configuration.unified), poison, model.keeps_values, model.index_width, allocate,
         )  # fmt: skip
         keys, values, index_rows = attention.keys, attention.values, attention.index_rows
     memory = Memory(convolution_rows, recurrent_rows, keys, values, embedding_rows, index_rows)

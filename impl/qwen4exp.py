@@ -7,7 +7,6 @@ Rules
 Source: Transformers' Qwen4ExpForCausalLM for the order of the parts.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,21 +36,27 @@ from .gated_attention import (
     gated_attention_shapes,
     prepare_gated_attention,
 )
-from .hyper_connections import MixerWeights, inject, mix_streams, norm_streams, prepare_mixers
+from .hyper_connections import MixerWeights, mix_streams, norm_streams, prepare_mixers
 from .kernels import kernel
-from .kernels.arithmetic import sigmoid, silu
 from .kernels.attention import Sight
 from .kernels.causal_convolution import causal_convolution
-from .kernels.dense import embed, linear, rms_norm, rotate, sum_of_products
+from .kernels.dense import embed, linear, rms_norm, rotate
 from .kernels.ngram import embed_ngrams
-from .kernels.rows import copy_row
+from .kernels.streams import (
+    add_with_silu,
+    inject,
+    repeat_rows,
+    values_by_match,
+    write_raw_keys,
+    write_tokens,
+    write_wanted_products,
+)
 from .kernels.token_selection import selected_sight
 from .memory import aligned
 from .stacking import places, stacked_matrices, stacked_norms
 from .ubatches import begin_ubatch
 
 _EPSILON = np.float32(NORM_EPSILON)
-_SMALLEST_MATCH = np.float32(1e-6)
 
 
 class NgramWeights(NamedTuple):
@@ -162,18 +167,6 @@ def shapes(dimensions: Dimensions) -> dict[str, Any]:
 
 
 @kernel
-def _write_tokens(tokens: np.ndarray, cells: np.ndarray, index_rows: np.ndarray) -> None:
-    """Put tokens into the last column of their cells, in every layer.
-
-    tokens, cells  int64 [tokens]
-    index_rows     float32 [layers, n_cells, index width], written; whole numbers up to 2^24 are exact
-    """
-    for layer in range(index_rows.shape[0]):
-        for token in range(tokens.size):
-            index_rows[layer, cells[token], index_rows.shape[2] - 1] = np.float32(tokens[token])
-
-
-@kernel
 def _add_ngrams(
     weights: NgramWeights,
     n_vocab: int,
@@ -186,7 +179,7 @@ def _add_ngrams(
 ) -> None:
     """Add what n-grams give to every stream, float32 [tokens, channels of all streams]."""
     tokens, channels = streams.shape
-    count, n_embd = weights.key_norm.shape
+    n_embd = weights.key_norm.shape[1]
     window = weights.taps.shape[0] - 1
     embedding, value = np.empty((tokens, n_embd), np.float32), np.empty((tokens, n_embd), np.float32)
     key, query = np.empty((tokens, channels), np.float32), np.empty((tokens, channels), np.float32)
@@ -198,24 +191,12 @@ def _add_ngrams(
     linear(embedding, weights.value, value)
     norm_streams(key, weights.key_norm, _EPSILON, key)
     norm_streams(streams, weights.query_norm, _EPSILON, query)
-    scale = np.float32(1) / np.float32(math.sqrt(np.float32(n_embd)))
-    for token in range(tokens):
-        for stream in range(count):
-            own = key[token, stream * n_embd : (stream + 1) * n_embd]
-            match = sum_of_products(own, query[token, stream * n_embd : (stream + 1) * n_embd]) * scale
-            size = np.float32(math.sqrt(max(abs(match), _SMALLEST_MATCH)))
-            share = sigmoid(size if match > np.float32(0) else (-size if match < np.float32(0) else match))
-            source = value[token]
-            for i in range(n_embd):
-                own[i] = source[i] * share
+    values_by_match(query, value, key)
     added, inputs, convolved = key, query, np.empty((tokens, channels), np.float32)
     norm_streams(added, weights.convolution_norm, _EPSILON, inputs)
     rows = memory.embedding_rows[0].reshape((memory.embedding_rows.shape[1], window, channels))
     causal_convolution(inputs, weights.taps, weights.no_bias, rows, segment_start, source_row, plane_row, convolved)
-    for token in range(tokens):
-        result, own, past = streams[token], added[token], convolved[token]
-        for i in range(channels):
-            result[i] = result[i] + (own[i] + silu(past[i]))
+    add_with_silu(added, convolved, streams)
 
 
 @kernel
@@ -232,8 +213,7 @@ def _selection(
     rms_norm(query_rows, weights.q_norm[place], _EPSILON, query_rows)
     rotate(query.reshape((tokens, heads, size)), room.cosine, room.sine)
     rows = memory.index_rows[place]
-    for token in range(tokens):
-        copy_row(raw[token], rows[sight.cell[segment_start[0] + token], :size])
+    write_raw_keys(raw, sight.cell[segment_start[0] : segment_start[0] + tokens], rows)
     return selected_sight(
         query.reshape((tokens, heads, size)), rows, sight, segment_start, weights.block_size, weights.block_count, weights.k_norm[place],
         _EPSILON, ROPE_THETA, room.cosine.shape[1],
@@ -261,11 +241,9 @@ def forward(
     delta_room = delta_net_room(weights.delta_net, tokens)
     attention_room = gated_attention_room(weights.attention, batch.positions[start:end])
 
-    _write_tokens(batch.tokens[start:end], sights[FULL].cell[start:end], memory.index_rows)
+    write_tokens(batch.tokens[start:end], sights[FULL].cell[start:end], memory.index_rows)
     embed(batch.tokens[start:end], weights.embedding, stream)
-    for token in range(tokens):
-        for copy in range(count):
-            copy_row(stream[token], streams[token, copy * n_embd : (copy + 1) * n_embd])
+    repeat_rows(stream, streams)
     for layer in range(weights.place.size):
         if layer == EMBEDDING_LAYER:
             _add_ngrams(weights.ngram, n_vocab, memory, sights[FULL], segment_start, source_row, plane_row, streams)
@@ -282,10 +260,4 @@ def forward(
         inject(stream, shares, streams)
 
     mix_streams(weights.output_mixer, 0, streams, _EPSILON, normed, shares, mixed)
-    for token in range(tokens):
-        row = batch.output_row[start + token]
-        if row >= 0:
-            if hidden:
-                copy_row(mixed[token], y[row])
-            else:
-                linear(mixed[token : token + 1], weights.output, y[row : row + 1])
+    write_wanted_products(mixed, batch.output_row[start:end], weights.output, hidden, y)

@@ -15,7 +15,7 @@ import numpy as np
 from .batches import SplitBatch
 from .cells import Cells, Plan
 from .kernels.rows import copy_rows
-from .memory import allocate
+from .memory import Allocate, allocate
 
 
 class States(NamedTuple):
@@ -43,6 +43,7 @@ class RecurrentCache:
         embedding_width: int = 0,
         embedding_layer_count: int = 0,
         poison: bool = False,
+        allocate: Allocate = allocate,
     ) -> None:
         self.cells = cells
         self.convolution_rows = allocate((layer_count, cells.row_count, convolution_width), poison)

@@ -16,6 +16,7 @@ from ..spec.families.rwkv7 import BLENDS, DECAY_LEAST
 from .forwards import Memory
 from .kernels import kernel
 from .kernels.dense import layer_norm, linear, multiply_rows
+from .kernels.rows import copy_rows_of
 from .kernels.rwkv7_wkv import rwkv7_wkv
 from .kernels.time_mix import add_own, removals, slow_keys, squash, through_tanh, to_bounded_decay
 from .kernels.token_shift import blend, token_shift
@@ -151,7 +152,7 @@ def mix_time(
     blend(normed, before, blends[3], blended)
     linear(blended, weights.value_projection[layer], value)
     if layer == 0:
-        first_value[:] = value
+        copy_rows_of(value, first_value)
     else:
         linear(blended, weights.value_residual.down[layer], residual_inner)
         linear(residual_inner, weights.value_residual.up[layer], pull)

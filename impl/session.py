@@ -112,9 +112,13 @@ class NumbaSession:
         ordered = self._cache.apply(ordered, plan)
         sights = self._cache.sights(ordered)
         y = np.empty((int(np.count_nonzero(wanted)), self._n_embd if hidden else self._n_vocab), np.float32)
-        for ubatch in range(ordered.ubatch_count):
-            self._run_ubatch(ordered, plan or _NO_PLAN, sights, ubatch, hidden, y)
+        self._run_ubatches(ordered, plan or _NO_PLAN, sights, hidden, y)
         return y
+
+    def _run_ubatches(self, ordered: SplitBatch, plan: Plan, sights: Sights, hidden: bool, y: np.ndarray) -> None:
+        """Run an applied batch, one ubatch after the other; `y` is its answer."""
+        for ubatch in range(ordered.ubatch_count):
+            self._run_ubatch(ordered, plan, sights, ubatch, hidden, y)
 
     def _run_ubatch(self, ordered: SplitBatch, plan: Plan, sights: Sights, ubatch: int, hidden: bool, y: np.ndarray) -> None:
         """Run one ubatch of an applied batch: its states and attention cells are written, and its wanted rows of `y`."""

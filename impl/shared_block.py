@@ -19,7 +19,7 @@ from .forwards import FULL, Memory, Sights
 from .kernels import kernel
 from .kernels.attention import remember_and_attend
 from .kernels.dense import add_rows, gated_gelu_unit, linear, rms_norm, rotary_table, rotate
-from .kernels.rows import copy_row
+from .kernels.mixer_parts import join_rows
 from .memory import aligned
 
 _EPSILON = np.float32(NORM_EPSILON)
@@ -126,15 +126,6 @@ def block_room(weights: BlockWeights, memory: Memory, positions: np.ndarray) -> 
 
 
 @kernel
-def _side_by_side(x: np.ndarray, y: np.ndarray, both: np.ndarray) -> None:
-    """both = x and y next to each other; float32 [tokens, channels] x and y, [tokens, 2 * channels] both, written."""
-    channels = x.shape[1]
-    for token in range(x.shape[0]):
-        copy_row(x[token], both[token, :channels])
-        copy_row(y[token], both[token, channels:])
-
-
-@kernel
 def _project(weights: Adapted, block: int, use: int, x: np.ndarray, y: np.ndarray) -> None:
     """y = what a use makes of x: the shared matrix's product, and the adapter's on top; float32 [tokens, in] and [tokens, out]."""
     narrow = np.empty((x.shape[0], weights.adapter_in.shape[2]), np.float32)
@@ -169,7 +160,7 @@ def use_block(
     """
     keys, values, block = memory.keys[FULL][use], memory.values[FULL][use], weights.block[use]
     shape = (stream.shape[0], keys.shape[1], keys.shape[2])
-    _side_by_side(stream, embedded, room.both)
+    join_rows(stream, embedded, room.both)
     rms_norm(room.both, weights.input_norm[block], _EPSILON, room.both)
     _project(weights.query, block, use, room.both, room.query)
     _project(weights.key, block, use, room.both, room.key)

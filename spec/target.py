@@ -170,6 +170,15 @@ class HasBuilds(Protocol):
 
 
 @runtime_checkable
+class IsSlow(Protocol):
+    """What a target may say of itself: a token takes it so long that its noise is measured over fewer and shorter logs."""
+
+    def noise_logs(self) -> tuple[int, int]:
+        """How many logs, at least 2, and how many tokens the longest has."""
+        ...
+
+
+@runtime_checkable
 class LoadsModels(Protocol):
     """What an isolated target may offer besides: a model is loaded before anything is opened, so that the workers forked afterwards find it."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import kernel
 from .arithmetic import exponential
-from .mamba2_scan import copy_rows_of
+from .rows import copy_rows_of
 from .vectors import FLOAT_BYTES, PREFETCH_AHEAD_BYTES, fence, load, may_stream, prefetch, spread, store, store_nontemporal, zeros
 
 

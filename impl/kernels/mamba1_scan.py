@@ -16,7 +16,7 @@ import numpy as np
 
 from . import kernel
 from .arithmetic import exponential
-from .mamba2_scan import copy_rows_of
+from .rows import copy_rows_of
 from .vectors import load, spread, store, zeros
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from . import kernel
 from .arithmetic import exponential
-from .rows import copy_row
+from .rows import copy_rows_of
 from .vectors import FLOAT_BYTES, PREFETCH_AHEAD_BYTES, fence, load, may_stream, prefetch, spread, store, store_nontemporal, zeros
 
 
@@ -118,13 +118,6 @@ def _advance(
         else:
             store(state, (n, p), value)
     store(result, (p,), total)
-
-
-@kernel
-def copy_rows_of(source: np.ndarray, target: np.ndarray) -> None:
-    """target = source, float32 [n, width] both."""
-    for n in range(target.shape[0]):
-        copy_row(source[n], target[n])
 
 
 def mamba2_scan_reference(

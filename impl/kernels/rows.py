@@ -34,6 +34,13 @@ def copy_row(source: np.ndarray, target: np.ndarray) -> None:
 
 
 @kernel
+def copy_rows_of(source: np.ndarray, target: np.ndarray) -> None:
+    """target = source, float32 [n, width] both."""
+    for n in range(target.shape[0]):
+        copy_row(source[n], target[n])
+
+
+@kernel
 def copy_rows(rows: np.ndarray, source_list: np.ndarray, target_list: np.ndarray) -> None:
     """rows[:, target_list[i]] = rows[:, source_list[i]], one after the other.
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import kernel
-from .mamba2_scan import copy_rows_of
+from .rows import copy_rows_of
 from .vectors import load, spread, store, zeros
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("spec", "oracle", "impl", "targets", "store", "fuzz", "reports", "cli", "statedrift")
+ROOMS = ("spec", "oracle", "impl", "kernels_cuda", "targets", "store", "fuzz", "reports", "cli", "statedrift")
 ALL = frozenset(ROOMS)
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "statedrift": ALL,
     "spec": frozenset(),
     "oracle": frozenset({"spec"}),
     "impl": frozenset({"spec"}),
-    "targets": frozenset({"spec", "impl"}),
+    "kernels_cuda": frozenset({"spec"}),
+    "targets": frozenset({"spec", "impl", "kernels_cuda"}),
     "store": frozenset({"spec"}),
     "fuzz": ALL - {"reports", "cli"},
     "reports": frozenset({"spec", "store"}),

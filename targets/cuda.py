@@ -1,0 +1,85 @@
+"""The targets `cuda` and `cuda-ring`: statedrift's own caches with states and models on a CUDA device.
+
+Rules
+- One code base with target numba, on the other side of the bus: targets/cuda_session.py.
+- Without a device they run in Numba's simulator, when NUMBA_ENABLE_CUDASIM=1 says so: thread by thread, for toy sizes.
+- Nothing of Numba is imported before a session is opened or a version is asked.
+"""
+
+from importlib import metadata
+from typing import Any
+
+from ..spec.configuration import CacheConfiguration
+from ..spec.errors import UnavailableError
+from ..spec.families import FAMILIES
+from ..spec.models import Model
+from ..spec.target import Session, Undocumented
+from .numba import require_numba
+
+
+class CudaTarget:
+    """One policy on a device. See `spec.target.Target`."""
+
+    isolated = False
+    families: tuple[str, ...] = tuple(FAMILIES)
+    poison = True
+    undocumented: tuple[Undocumented, ...] = ()
+
+    def __init__(self, name: str, policy: str, saves_snapshots: bool) -> None:
+        """policy: strict or ring; saves_snapshots: saves take along the states that a sequence can go back to."""
+        self.name = name
+        self._policy = policy
+        self._saves_snapshots = saves_snapshots
+
+    def version(self) -> str:
+        """The versions of statedrift and Numba-CUDA. Raises UnavailableError without a device and without the simulator."""
+        require_cuda(self.name)
+        return f"statedrift {metadata.version('statedrift')}, numba-cuda {metadata.version('numba-cuda')}"
+
+    def describe(self) -> str:
+        """One line: what it is and what it runs on."""
+        return f"own caches, policy {self._policy}; {_place(require_cuda(self.name))}"
+
+    def noise_logs(self) -> tuple[int, int]:
+        """A simulation takes a tenth of a second a token."""
+        from numba import config
+
+        return (3, 24) if config.ENABLE_CUDASIM else (200, 200)
+
+    def open(self, model: Model, configuration: CacheConfiguration) -> Session:
+        """Open a session. Raises UnavailableError without a device, UsageError for a model or configuration it cannot have."""
+        require_cuda(self.name)
+        from ..impl.cells import StrictCells
+        from ..impl.ring import RingCells
+        from .cuda_session import CudaSession
+
+        return CudaSession(model, configuration, RingCells if self._policy == "ring" else StrictCells, self._saves_snapshots)
+
+
+def require_cuda(target: str) -> Any:
+    """`numba.cuda`, for the target of this name. Raises UnavailableError when it can neither use a device nor simulate one."""
+    require_numba(target)
+    try:
+        metadata.version("numba-cuda")
+        from numba import config, cuda
+    except (ImportError, metadata.PackageNotFoundError):
+        raise UnavailableError(f"target {target} is not available: numba-cuda is not installed. pip install 'statedrift[cuda]'") from None
+    if not config.ENABLE_CUDASIM and not cuda.is_available():
+        raise UnavailableError(
+            f"target {target} is not available: there is no CUDA device here. NUMBA_ENABLE_CUDASIM=1 simulates one, for toy sizes"
+        )
+    return cuda
+
+
+def _place(cuda: Any) -> str:
+    from numba import config
+
+    if config.ENABLE_CUDASIM:
+        return "simulated device"
+    device = cuda.get_current_device()
+    name = device.name.decode() if isinstance(device.name, bytes) else device.name
+    return f"{name}, compute capability {'.'.join(map(str, device.compute_capability))}"
+
+
+TARGET = CudaTarget("cuda", "strict", saves_snapshots=False)
+RING = CudaTarget("cuda-ring", "ring", saves_snapshots=True)

@@ -1,0 +1,33 @@
+"""Tests of the CUDA kernels in Numba's simulator: a pytest run of its own, `NUMBA_ENABLE_CUDASIM=1 pytest tests/cudasim`.
+
+Rules
+- The simulator is chosen before Numba is imported, for the whole process: without it these tests are skipped, and say so.
+- Threads that wait for each other are what a simulation costs: every test has a budget of them.
+"""
+
+import os
+
+import pytest
+
+SYNCS_MAX = 20_000
+"""Times that a thread may wait for the others in one test."""
+
+if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def budget_of_syncs(monkeypatch):
+    from numba.cuda.simulator.kernel import BlockThread
+
+    count = 0
+    wait = BlockThread.syncthreads
+
+    def counted(thread):
+        nonlocal count
+        count += 1
+        wait(thread)
+
+    monkeypatch.setattr(BlockThread, "syncthreads", counted)
+    yield
+    assert count <= SYNCS_MAX, f"threads waited for each other {count} times"

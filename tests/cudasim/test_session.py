@@ -1,0 +1,149 @@
+"""Target cuda in the simulator beside target numba: the same answers, positions and states, and rows that differ by rounding, in every family."""
+
+import numpy as np
+import pytest
+from statedrift.impl.batches import SplitBatch
+from statedrift.impl.cells import Plan
+from statedrift.spec.configuration import CacheConfiguration
+from statedrift.spec.families import FAMILIES
+from statedrift.spec.models import Model
+from statedrift.spec.target import Batch
+from statedrift.targets.cuda import RING as CUDA_RING
+from statedrift.targets.cuda import TARGET as CUDA
+from statedrift.targets.cuda_session import runs, uncrossed
+from statedrift.targets.numba import RING, TARGET
+
+TOLERANCE = 5e-5
+
+
+class Both:
+    """A session on the device and one on the CPU, that are told the same and held to each other."""
+
+    def __init__(self, model, configuration, targets=(CUDA, TARGET)):
+        self.sessions = [target.open(model, configuration) for target in targets]
+
+    def do(self, name, *arguments):
+        device, host = (getattr(session, name)(*arguments) for session in self.sessions)
+        assert device == host
+        self.same_positions()
+        return device
+
+    def same_positions(self):
+        device, host = (session.positions() for session in self.sessions)
+        assert device == host
+
+    def decode(self, items, outputs="all"):
+        """items: sequence and number of tokens of each, in the order of the batch."""
+        sequences = [sequence for sequence, count in items for _ in range(count)]
+        last = {sequence: self.sessions[0].positions()[sequence][1] for sequence, _ in items}
+        positions = []
+        for sequence in sequences:
+            last[sequence] += 1
+            positions.append(last[sequence])
+        tokens = [(7 * position + 3 * sequence) % 31 for sequence, position in zip(sequences, positions, strict=True)]
+        batch = Batch(np.array(tokens), np.array(positions), tuple((s,) for s in sequences), np.ones(len(tokens), bool), outputs)
+        device, host = (session.decode(batch) for session in self.sessions)
+        assert device.outcome == host.outcome
+        self.same_positions()
+        if host.rows is not None:
+            np.testing.assert_allclose(device.rows, host.rows, rtol=TOLERANCE, atol=TOLERANCE)
+
+    def same_states(self, sequence):
+        device, host = (session.inspect(sequence) for session in self.sessions)
+        for one, other in zip(device, host, strict=True):
+            assert (one.layer, one.part) == (other.layer, other.part)
+            np.testing.assert_allclose(one.values, other.values, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+SMALLER = {"rwkv6": (("wkv_head_size", 16),), "rwkv7": (("wkv_head_size", 16),)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_answers_as_on_the_cpu(family):
+    both = Both(Model(family, 1, SMALLER.get(family, ())), CacheConfiguration(n_seq_max=2, n_rs_seq=2, n_ctx=32))
+    both.decode([(0, 1)])
+    both.decode([(0, 3)])
+    both.do("remove", 0, 2, -1)
+    both.do("share", 0, 1, -1, -1)
+    both.decode([(1, 1), (0, 2)], "embeddings")
+    for sequence in (0, 1):
+        both.same_states(sequence)
+
+
+@pytest.mark.parametrize("targets", [(CUDA, TARGET), (CUDA_RING, RING)], ids=["planes", "ring"])
+@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+def test_a_life_on_a_device_is_that_on_the_cpu(family, targets):
+    """Poisoned memory, small ubatches, several sequences, saves of every kind, and all that clears."""
+    both = Both(Model(family, 0), CacheConfiguration(n_seq_max=3, n_rs_seq=2, n_ubatch=4, n_ctx=32, unified=1, start="poison"), targets)
+    both.decode([(0, 5), (1, 2)])
+    both.do("share", 1, 2, -1, -1)
+    both.decode([(2, 1), (1, 1)])
+    both.do("remove", 0, 4, -1)
+    saved = [session.save(0, False, False)[1] for session in both.sessions]
+    for session, blob in zip(both.sessions, saved, strict=True):
+        assert session.restore(2, blob, False, False).word == "accepted"
+    both.decode([(2, 1), (0, 1)])
+    whole = [session.save_all()[1] for session in both.sessions]
+    both.do("clear", True)
+    both.decode([(1, 2)])
+    for session, blob in zip(both.sessions, whole, strict=True):
+        assert session.restore_all(blob).word == "accepted"
+    both.same_positions()
+    for sequence in range(3):
+        both.same_states(sequence)
+    both.do("keep", 1)
+    both.decode([(1, 1)])
+
+
+def test_separate_pools_copy_cells_on_the_device():
+    both = Both(Model("lfm2", 0), CacheConfiguration(n_seq_max=2, n_rs_seq=0, n_ctx=16))
+    both.decode([(0, 3)])
+    both.do("share", 0, 1, -1, -1)
+    both.decode([(0, 1)])
+    both.decode([(1, 1)])
+    both.same_states(1)
+
+
+def test_a_saved_state_fits_the_other_side():
+    both = Both(Model("mamba2", 0), CacheConfiguration(n_seq_max=2))
+    both.decode([(0, 3)])
+    device, host = both.sessions
+    assert host.restore(1, device.save(0, False, False)[1], False, False).word == "accepted"
+    assert device.restore(1, host.save(0, False, False)[1], False, False).word == "accepted"
+    both.decode([(1, 1)])
+
+
+# --- what may go side by side -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "starts"),
+    [
+        ([0, 1, 2], [{3}, {4}, {5}], [0]),
+        ([0, 1], [{0}, {1}], [0]),  # in place
+        ([0, 3], [{3}, {4}], [0, 1]),  # the second reads what the first wrote
+        ([0, 0], [{5}, {0}], [0, 1]),  # the second writes what the first read
+        ([0, 1], [{5}, {5}], [0, 1]),  # both write the same
+        ([0, 3, 4], [{3}, {6}, {7}], [0, 1]),
+        ([], [], []),
+    ],
+)
+def test_steps_are_cut_where_rows_cross(read, written, starts):
+    assert runs(read, written) == starts
+
+
+def test_only_ubatches_whose_rows_cross_are_cut():
+    batch = SplitBatch(*(np.zeros(4, np.int64),) * 3, np.arange(4), np.arange(5), np.array([0, 2, 4]))
+    plan = Plan(np.arange(4), np.array([0, 0, 2, 3]), np.array([[8, -1], [0, 9], [2, -1], [3, -1]]), np.full(4, -1))
+    assert uncrossed(batch, plan).ubatch_start.tolist() == [0, 1, 2, 4]
+
+
+def test_a_sharer_and_its_source_in_one_batch_are_launched_apart(monkeypatch):
+    """Both orders: the row that one reads is the row that the other writes."""
+    for order in ([(0, 1), (1, 1)], [(1, 1), (0, 1)]):
+        both = Both(Model("lfm2", 0), CacheConfiguration(n_seq_max=2, n_rs_seq=1))
+        both.decode([(0, 2)])
+        both.do("share", 0, 1, -1, -1)
+        both.decode(order)
+        both.same_states(0)
+        both.same_states(1)
