@@ -25,11 +25,11 @@ from .arrays import resident
 SIMULATED: bool = bool(config.ENABLE_CUDASIM)
 """Whether kernels run in the simulator: thread by thread, in Python."""
 BLOCK_THREADS = 32 if SIMULATED else 128
-"""Threads of a block. The simulator's exchange between lanes (simulator.py) knows blocks of one warp only."""
+"""Threads of a block. Lanes exchange in blocks of one warp only where they are simulated (simulator.py)."""
 BLOCKS_MAX = 4096
 """Blocks that a launch has at most where threads take turns."""
 SIMULATED_THREADS = 4
-"""Simulated threads that take turns: starting one costs more than what it does."""
+"""Simulated threads that take turns: enough that turns are taken."""
 
 if SIMULATED:
     from . import simulator
@@ -39,19 +39,22 @@ if SIMULATED:
 
 def device_function(function: Callable[..., Any]) -> Any:
     """Compile a function that kernels call; it becomes a part of them."""
-    if SIMULATED:  # Python calls what asks nothing of the device as it is, many times as fast
-        return cuda.jit(device=True)(function) if "cuda" in function.__code__.co_names else function
+    if SIMULATED:
+        return function
     return cuda.jit(device=True, forceinline=True)(function)  # a thread's own numbers stay in registers
 
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile a function of one thread."""
-    return cuda.jit(function)
+    return function if SIMULATED else cuda.jit(function)
 
 
 def start(kernel: Any, block_count: int, block_threads: int, arguments: tuple[Any, ...]) -> None:
     """Start a kernel: every launch goes through here."""
-    kernel[block_count, block_threads](*resident(arguments))
+    if SIMULATED:
+        simulator.run(kernel, block_count, block_threads, resident(arguments))
+    else:
+        kernel[block_count, block_threads](*resident(arguments))
 
 
 def launch(kernel: Any, thread_count: int, *arguments: Any) -> None:
@@ -64,7 +67,7 @@ def for_each(work: Callable[..., None]) -> Callable[..., None]:
     """A function of (count, *arguments) that does work(place, *arguments) for every place, uint64, below `count`: threads take turns."""
     one = device_function(work)
 
-    @cuda.jit
+    @kernel
     def take_turns(count, arguments):  # type: ignore[no-untyped-def]
         place, step = np.uint64(cuda.grid(1)), np.uint64(cuda.gridsize(1))
         while place < np.uint64(count):

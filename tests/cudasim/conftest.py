@@ -9,25 +9,18 @@ import os
 
 import pytest
 
-SYNCS_MAX = 20_000
-"""Times that a thread may wait for the others in one test."""
+HANDOVERS_MAX = 20_000
+"""Times that threads may wait for the others in one test."""
 
 if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
     collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(autouse=True)
-def budget_of_syncs(monkeypatch):
-    from numba.cuda.simulator.kernel import BlockThread
+def budget_of_handovers():
+    from statedrift.kernels_cuda.simulator import Block
 
-    count = 0
-    wait = BlockThread.syncthreads
-
-    def counted(thread):
-        nonlocal count
-        count += 1
-        wait(thread)
-
-    monkeypatch.setattr(BlockThread, "syncthreads", counted)
+    before = Block.handovers
     yield
-    assert count <= SYNCS_MAX, f"threads waited for each other {count} times"
+    count = Block.handovers - before
+    assert count <= HANDOVERS_MAX, f"threads waited for each other {count} times"
