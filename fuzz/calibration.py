@@ -61,7 +61,7 @@ _CALIBRATION_SALT = 1 << 30
 class Logs(NamedTuple):
     """Over how many logs noise is measured, at least 2, and how many tokens the longest has; the shortest has 1."""
 
-    count: int = LOG_COUNT
+    log_count: int = LOG_COUNT
     tokens_max: int = LOG_TOKENS_MAX
 
 
@@ -83,8 +83,8 @@ def calibration_programs(
     decode_tokens_max  most tokens that a decode takes
     """
     programs = []
-    for number in range(logs.count):
-        length = 1 + number * (logs.tokens_max - 1) // (logs.count - 1)
+    for number in range(logs.log_count):
+        length = 1 + number * (logs.tokens_max - 1) // (logs.log_count - 1)
         outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
         cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=setting.kv, flash=setting.flash)
         salt = _CALIBRATION_SALT + number
@@ -102,7 +102,7 @@ def measure_noise(model: Model, run_all: RunAll, logs: Logs = ALL_LOGS) -> Noise
     """
     _, runs = _plain_runs(model, run_all, PLAIN_SETTING, logs)
     noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
-    return msgspec.structs.replace(_with_unjudged(noise, model, runs[0::2]), log_count=logs.count)
+    return msgspec.structs.replace(_with_unjudged(noise, model, runs[0::2]), log_count=logs.log_count)
 
 
 def _with_unjudged(noise: Noise, model: Model, runs: Sequence[Run]) -> Noise:

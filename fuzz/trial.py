@@ -174,7 +174,7 @@ class Bench:
             noise = None
             if self._is_installed:
                 noise = remembered_noise(
-                    self.target_name, self.version, model, self.manner.inspect, judged_by, setting, self._noise_logs.count
+                    self.target_name, self.version, model, self.manner.inspect, judged_by, setting, self._noise_logs.log_count
                 )
             if noise is None:
                 noise = self._measured_noise(model, setting)

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import config, cuda
+from numba import cuda
+from numba.core import config
 
 from .arrays import resident
 
@@ -42,6 +43,19 @@ def device_function(function: Callable[..., Any]) -> Any:
     if SIMULATED:
         return function
     return cuda.jit(device=True, forceinline=True)(function)  # a thread's own numbers stay in registers
+
+
+def simulated_by(quick: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """A device function for which another one stands in where kernels are simulated, because it takes whole arrays at once: the same bits.
+    (The function itself is its attribute `of_one_thread`, and a test compares them.)"""
+
+    def choose(function: Callable[..., Any]) -> Any:
+        if not SIMULATED:
+            return device_function(function)
+        quick.of_one_thread = function  # type: ignore[attr-defined]
+        return quick
+
+    return choose
 
 
 def kernel(function: Callable[..., None]) -> Any:

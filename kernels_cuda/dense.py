@@ -11,13 +11,29 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from . import device_function, for_each
+from . import device_function, for_each, simulated_by
 from .arithmetic import gelu, sigmoid, silu, square_root
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-@device_function
+def _simulated_sum_of_products(x: Any, y: Any) -> Any:
+    products = x * y
+    whole = products.size // 4 * 4
+    running = [_ZERO] * 4
+    if whole:
+        running = list(np.add.accumulate(products[:whole].reshape(-1, 4))[-1] + _ZERO)
+    for value in products[whole:]:
+        running[0] += value
+    return (running[0] + running[1]) + (running[2] + running[3])
+
+
+def _simulated_product(x: Any, matrix: Any, o: Any) -> Any:
+    column = matrix[:, o]
+    return np.add.accumulate(x[: column.size] * column)[-1] + _ZERO if column.size else _ZERO
+
+
+@simulated_by(_simulated_sum_of_products)
 def sum_of_products(x: Any, y: Any) -> Any:
     """The sum of x[i] * y[i], float32: four running sums, of every fourth product each, that are added at the end; x, y float32 [channels]."""
     s0 = s1 = s2 = s3 = _ZERO
@@ -36,9 +52,9 @@ def sum_of_products(x: Any, y: Any) -> Any:
     return (s0 + s1) + (s2 + s3)
 
 
-@device_function
+@simulated_by(_simulated_product)
 def product(x: Any, matrix: Any, o: Any) -> Any:
-    """One output of x @ matrix: its inputs summed from the first to the last; x float32 [in], matrix float32 [in, out]."""
+    """One output of x @ matrix: its inputs summed from the first to the last; x float32 [in or more], matrix float32 [in, out]."""
     total = _ZERO
     for i in range(matrix.shape[0]):
         total += x[np.uint64(i)] * matrix[np.uint64(i), o]

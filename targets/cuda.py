@@ -42,7 +42,7 @@ class CudaTarget:
 
     def noise_logs(self) -> tuple[int, int]:
         """A simulation takes a tenth of a second a token."""
-        from numba import config
+        from numba.core import config
 
         return (3, 24) if config.ENABLE_CUDASIM else (200, 200)
 
@@ -61,7 +61,8 @@ def require_cuda(target: str) -> Any:
     require_numba(target)
     try:
         metadata.version("numba-cuda")
-        from numba import config, cuda
+        from numba import cuda
+        from numba.core import config
     except (ImportError, metadata.PackageNotFoundError):
         raise UnavailableError(f"target {target} is not available: numba-cuda is not installed. pip install 'statedrift[cuda]'") from None
     if not config.ENABLE_CUDASIM and not cuda.is_available():
@@ -72,7 +73,7 @@ def require_cuda(target: str) -> Any:
 
 
 def _place(cuda: Any) -> str:
-    from numba import config
+    from numba.core import config
 
     if config.ENABLE_CUDASIM:
         return "simulated device"

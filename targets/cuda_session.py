@@ -22,72 +22,14 @@ from numba import cuda
 from ..impl.batches import SplitBatch
 from ..impl.cells import Plan
 from ..impl.forwards import Memory, Sights
-from ..impl.model import Sides, prepared
-from ..impl.recurrent_cache import RecurrentCache
+from ..impl.model import prepared
 from ..impl.session import NumbaSession
 from ..kernels_cuda.arrays import to_device
-from ..kernels_cuda.rows import copy_rows, gather_rows, scatter_rows, zero_rows
+from ..kernels_cuda.rows import zero_rows
 from ..spec.models import Model
+from .cuda_memory import device_sides, runs
 
 _ROOM, _KERNELS = __package__.rpartition(".")[0] + ".impl.", __package__.rpartition(".")[0] + ".kernels_cuda."
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------------
-
-
-class DeviceRows:
-    """Float32 rows [layers, n_rows, ...] on the device, that a cache reads and writes as it does an array's.
-
-    array  on the device
-    """
-
-    def __init__(self, shape: tuple[int, ...], poison: bool = False) -> None:
-        self.array = cuda.to_device(np.full(shape, np.nan if poison else 0, np.float32))
-
-    def __len__(self) -> int:
-        return int(self.array.shape[0])
-
-    def _chosen(self, index: tuple[Any, Any]) -> tuple[Any, np.ndarray]:
-        """The layers of an index, as float32 [layers, n_rows, width], and its list of rows."""
-        layers, chosen = index
-        array = self.array if isinstance(layers, slice) else self.array[layers : layers + 1]
-        row_list = np.arange(array.shape[1])[chosen] if isinstance(chosen, slice) else np.asarray(chosen, np.int64)
-        return array.reshape((array.shape[0], array.shape[1], -1 if array.size else 0)), row_list
-
-    def __getitem__(self, index: tuple[Any, Any]) -> np.ndarray:
-        """Some rows of all layers, [:, rows], or of one, [layer, rows]: a copy, on the host."""
-        rows, row_list = self._chosen(index)
-        y = cuda.device_array((rows.shape[0], row_list.size, rows.shape[2]), np.float32)
-        gather_rows(rows, to_device(row_list), y)
-        shape = (row_list.size, *self.array.shape[2:])
-        return np.asarray(y.copy_to_host()).reshape((rows.shape[0], *shape) if isinstance(index[0], slice) else shape)
-
-    def __setitem__(self, index: tuple[Any, Any], values: np.ndarray) -> None:
-        """The same, written."""
-        rows, row_list = self._chosen(index)
-        x = np.ascontiguousarray(values, np.float32).reshape((rows.shape[0], row_list.size, rows.shape[2]))
-        scatter_rows(cuda.to_device(x), to_device(row_list), rows)
-
-    def fill(self, value: float) -> None:
-        """Overwrite everything with zero."""
-        assert value == 0
-        rows, row_list = self._chosen((slice(None), slice(None)))
-        zero_rows(rows, to_device(row_list))
-
-
-class DeviceRecurrentCache(RecurrentCache):
-    """A recurrent cache that takes states along on the device."""
-
-    def apply(self, batch: SplitBatch, plan: Plan) -> None:
-        """Make a plan true, and copy what it takes along."""
-        read, written = self.cells.apply(batch, plan)
-        starts = runs(read.tolist(), [{row} for row in written.tolist()])
-        for start, end in pairwise([*starts, len(read)]):
-            for rows in self.parts:
-                copy_rows(rows.array, to_device(read[start:end]), to_device(written[start:end]))
-
-
-SIDES = Sides(recurrent=DeviceRecurrentCache, allocate=DeviceRows)
 
 
 # --- the forward -----------------------------------------------------------------------------------------------------------
@@ -150,26 +92,11 @@ def _device_weights(model: Model) -> Any:
 # --- ubatches --------------------------------------------------------------------------------------------------------------
 
 
-def runs(read: list[int], written: list[set[int]]) -> list[int]:
-    """Where to cut a series of steps, each of which reads one row and writes some, so that the steps of a part may go side by side: the
-    first step of every part. No step of a part reads what an earlier one of it wrote, or writes what an earlier one read or wrote."""
-    starts = []
-    seen: set[int] = set()
-    changed: set[int] = set()
-    for step, (source, targets) in enumerate(zip(read, written, strict=True)):
-        if not starts or source in changed or targets & (seen | changed):
-            starts.append(step)
-            seen, changed = set(), set()
-        seen.add(source)
-        changed |= targets
-    return starts
-
-
 def uncrossed(batch: SplitBatch, plan: Plan) -> SplitBatch:
     """The batch with its ubatches cut into parts whose segments may go side by side."""
     read = plan.source_row.tolist()
     written = [{row for row in rows if row >= 0} for rows in plan.plane_row.tolist()]
-    starts = []
+    starts: list[int] = []
     for first, last in pairwise(batch.ubatch_start.tolist()):
         starts += [first + start for start in runs(read[first:last], written[first:last])]
     return batch._replace(ubatch_start=np.array([*starts, batch.ubatch_start[-1]], np.int64))
@@ -179,7 +106,7 @@ class CudaSession(NumbaSession):
     """See `NumbaSession`; its states are on a device."""
 
     def __init__(self, model: Model, configuration: Any, cells_class: Any, saves_snapshots: bool = False) -> None:
-        super().__init__(model, configuration, cells_class, saves_snapshots, SIDES)
+        super().__init__(model, configuration, cells_class, saves_snapshots, device_sides())
         self._weights = _device_weights(model)
         self._forward = on_device(self._model.forward)
         self._memory = Memory(*map(_arrays, self._memory))

@@ -296,6 +296,21 @@ def test_a_kernel_is_its_namesake_on_the_cpu(name):
         np.testing.assert_allclose(one.copy_to_host(), other, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 8, 13, 96])
+def test_what_stands_in_for_a_device_function_gives_its_bits(size):
+    from statedrift.kernels_cuda.dense import product, sum_of_products
+
+    x, y, matrix = normal(0, size), normal(1, size), normal(2, max(size - 1, 1), 3)
+    x[0] = -0.0
+    for quick, arguments in (
+        (sum_of_products, (x, y)),
+        (product, (x, matrix, np.uint64(1))),
+        (product, (abs(x) * 0, -abs(matrix), np.uint64(0))),
+    ):
+        one, other = np.float32(quick(*arguments)), np.float32(quick.of_one_thread(*arguments))
+        assert one.tobytes() == other.tobytes()
+
+
 def test_every_kernel_of_the_cpu_has_a_namesake_that_was_compared():
     """What a forward can call: public functions of impl.kernels that write into their last argument, and selected_sight."""
     compared = {name.split(".")[1] for name in CASES} | set(SCANS) | {"causal_convolution", "token_shift", "selected_sight"}
