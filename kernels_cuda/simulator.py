@@ -4,6 +4,7 @@ Rules
 - For tests and toy sizes. Arrays are those of Numba's simulator, kernels see them as NumPy's; what a thread asks of `cuda` is here.
 - One thread runs at a time: to its end, or until lanes exchange; then the next one goes on. So nothing is polled, and a run is always the
   same. (Numba's simulator polls as many operating system's threads as a block has: ten times as slow here.)
+- A device promises no order of threads; `backwards` runs them from the last to the first, so that tests see both.
 - All threads of a block have to come to an exchange together, and a block that exchanges is one warp.
 Source: CUDA C++ Programming Guide, warp shuffle functions; numba-cuda's simulator for what it gives kernels.
 """
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-WARP_LANES = 32
+backwards = False
+"""Whether the last thread is run first."""
 
 
 class _Stopped(Exception):  # noqa: N818 (it says that another thread failed)
@@ -36,7 +38,7 @@ class Block:
         self._function = function
         self._arguments = arguments
         self.number, self.block_count, self.lane_count = number, block_count, lane_count
-        self._next = 0  # lane that was not begun
+        self._next = 0  # how many lanes were begun
         self._waiting: list[int] = []  # lanes at an exchange, in the order in which they came
         self._turn: dict[int, threading.Lock] = {}
         self._ended = threading.Lock()
@@ -56,7 +58,7 @@ class Block:
     def _begin(self) -> None:
         """Run the lanes that were not begun, until one that waited for others ends: whoever goes on then ends the block."""
         while self._next < self.lane_count:
-            lane = self.lane = self._next
+            lane = self.lane = self.lane_count - 1 - self._next if backwards else self._next
             self._next += 1
             try:
                 self._function(*self._arguments)
@@ -106,7 +108,7 @@ class Block:
 def run(function: Callable[..., None], block_count: int, lane_count: int, arguments: tuple[Any, ...]) -> None:
     """Run a kernel, block after block. Raises what a thread raised."""
     seen = tuple(map(_seen, arguments))
-    for number in range(block_count):
+    for number in reversed(range(block_count)) if backwards else range(block_count):
         Block(function, seen, number, block_count, lane_count).run()
 
 

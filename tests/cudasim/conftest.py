@@ -24,3 +24,11 @@ def budget_of_handovers():
     yield
     count = Block.handovers - before
     assert count <= HANDOVERS_MAX, f"threads waited for each other {count} times"
+
+
+@pytest.fixture(params=[False, True], ids=["forwards", "backwards"])
+def both_orders_of_threads(request, monkeypatch):
+    """A test twice: with a launch's threads from the first to the last, and from the last to the first."""
+    from statedrift.kernels_cuda import simulator
+
+    monkeypatch.setattr(simulator, "backwards", request.param)

@@ -93,7 +93,7 @@ def scan(name, operands, rows, segment_start, source_row, plane_row):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", SCANS)
-def test_a_scan_is_the_recurrence(name, size):
+def test_a_scan_is_the_recurrence(name, size, both_orders_of_threads):
     operands, rows = operands_of(name, *size), rows_of(name, *size)
     reference = getattr(importlib.import_module(f"statedrift.impl.kernels.{name}"), name + "_reference")
     expected, truth = rows.astype(np.float64), np.full((COUNT, *((size[1],) if name == "mamba1_scan" else (2, size[1]))), np.nan)
@@ -143,7 +143,7 @@ UNWRITTEN = np.array([[3, 4, 0], [1, -1, 6], [7, -1, 9]])
 
 
 @pytest.mark.parametrize(("module", "shape"), [("causal_convolution", (3, 6)), ("causal_convolution", (1, 5)), ("token_shift", (2, 6))])
-def test_windows_and_their_planes_are_those_of_the_cpu(module, shape):
+def test_windows_and_their_planes_are_those_of_the_cpu(module, shape, both_orders_of_threads):
     channels = shape[1]
     x, rows = normal(0, COUNT, channels), normal(1, N_ROWS, *shape)
     rows[10:] = np.nan
@@ -283,7 +283,7 @@ def arrays_of(arguments):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_is_its_namesake_on_the_cpu(name):
+def test_a_kernel_is_its_namesake_on_the_cpu(name, both_orders_of_threads):
     module, function = name.split(".")
     arguments = CASES[name]()
     given = [to_device(argument) if isinstance(argument, np.ndarray | tuple) else argument for argument in arguments]

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 from statedrift.impl.batches import SplitBatch
 from statedrift.impl.cells import Plan
+from statedrift.kernels_cuda import simulator
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.families import FAMILIES
 from statedrift.spec.models import Model
 from statedrift.spec.target import Batch
+from statedrift.targets import cuda_session
 from statedrift.targets.cuda import RING as CUDA_RING
 from statedrift.targets.cuda import TARGET as CUDA
 from statedrift.targets.cuda_session import runs, uncrossed
 from statedrift.targets.numba import RING, TARGET
 
 TOLERANCE = 5e-5
+POLICIES = {"planes": (CUDA, TARGET), "ring": (CUDA_RING, RING)}
 
 
 class Both:
@@ -70,7 +73,7 @@ def test_a_family_answers_as_on_the_cpu(family):
         both.same_states(sequence)
 
 
-@pytest.mark.parametrize("targets", [(CUDA, TARGET), (CUDA_RING, RING)], ids=["planes", "ring"])
+@pytest.mark.parametrize("targets", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("family", ["lfm2", "mamba2"])
 def test_a_life_on_a_device_is_that_on_the_cpu(family, targets):
     """Poisoned memory, small ubatches, several sequences, saves of every kind, and all that clears."""
@@ -138,12 +141,29 @@ def test_only_ubatches_whose_rows_cross_are_cut():
     assert uncrossed(batch, plan).ubatch_start.tolist() == [0, 1, 2, 4]
 
 
-def test_a_sharer_and_its_source_in_one_batch_are_launched_apart(monkeypatch):
-    """Both orders: the row that one reads is the row that the other writes."""
-    for order in ([(0, 1), (1, 1)], [(1, 1), (0, 1)]):
-        both = Both(Model("lfm2", 0), CacheConfiguration(n_seq_max=2, n_rs_seq=1))
-        both.decode([(0, 2)])
-        both.do("share", 0, 1, -1, -1)
-        both.decode(order)
-        both.same_states(0)
-        both.same_states(1)
+def a_sharer_and_its_source_in_one_batch(family, targets, order):
+    """The row that one reads is a row that the other one writes."""
+    both = Both(Model(family, 0), CacheConfiguration(n_seq_max=2, n_rs_seq=1), targets)
+    both.decode([(0, 2)])
+    both.do("share", 0, 1, -1, -1)
+    both.decode(order)
+    both.same_states(0)
+    both.same_states(1)
+
+
+CROSSINGS = [pytest.param(family, targets, id=f"{family}-{name}") for family in ("lfm2", "mamba2") for name, targets in POLICIES.items()]
+
+
+@pytest.mark.parametrize("order", [[(0, 2), (1, 2)], [(1, 2), (0, 2)]], ids=["source first", "sharer first"])
+@pytest.mark.parametrize(("family", "targets"), CROSSINGS)
+def test_a_sharer_and_its_source_in_one_batch_are_right_in_any_order_of_threads(family, targets, order, both_orders_of_threads):
+    a_sharer_and_its_source_in_one_batch(family, targets, order)
+
+
+@pytest.mark.parametrize(("family", "targets"), CROSSINGS)
+def test_launched_side_by_side_they_would_not_be(family, targets, monkeypatch):
+    """The test above can fail: without the cut one of the orders of threads gives wrong states."""
+    monkeypatch.setattr(cuda_session, "uncrossed", lambda batch, plan: batch)
+    monkeypatch.setattr(simulator, "backwards", True)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        a_sharer_and_its_source_in_one_batch(family, targets, [(0, 2), (1, 2)])
