@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-HANDOVERS_MAX = 20_000
+HANDOVERS_MAX = 40_000
 """Times that threads may wait for the others in one test."""
 
 if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
