@@ -36,6 +36,8 @@ if SIMULATED:
     from . import simulator
 
     simulator.install()
+else:
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small models are what this is for
 
 
 def device_function(function: Callable[..., Any]) -> Any:

@@ -39,7 +39,10 @@ class Twin:
     def __getitem__(self, index: Any) -> Any:
         """A number, or a twin of a part."""
         part = self.host[index]
-        return Twin(part, self.device[index]) if isinstance(part, np.ndarray) else part.item()
+        if not isinstance(part, np.ndarray):
+            return part.item()
+        # a device has views of itself for slices alone; what a list of places chooses is copied there
+        return Twin(part, self.device[index]) if isinstance(index, slice) else Twin(part)
 
 
 def resident(argument: Any) -> Any:

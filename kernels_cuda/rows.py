@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from . import for_each
+from .arrays import Twin
+
+_ALL_IN_TURN = np.zeros(0, np.int64)
 
 
 @for_each
@@ -58,7 +61,7 @@ def gather_rows(rows: Any, row_list: Any, y: Any) -> None:
     row_list  int64 [n]
     y         float32 [layers, n, width], written
     """
-    _copy(rows.shape[0] * row_list.size * rows.shape[2], rows, row_list, y, row_list[:0])
+    _copy(rows.shape[0] * row_list.size * rows.shape[2], rows, row_list, y, Twin(_ALL_IN_TURN))
 
 
 def scatter_rows(x: Any, row_list: Any, rows: Any) -> None:
@@ -68,7 +71,7 @@ def scatter_rows(x: Any, row_list: Any, rows: Any) -> None:
     row_list  int64 [n]
     rows      float32 [layers, n_rows, width], written
     """
-    _copy(rows.shape[0] * row_list.size * rows.shape[2], x, row_list[:0], rows, row_list)
+    _copy(rows.shape[0] * row_list.size * rows.shape[2], x, Twin(_ALL_IN_TURN), rows, row_list)
 
 
 @for_each

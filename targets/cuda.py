@@ -6,6 +6,7 @@ Rules
 - Nothing of Numba is imported before a session is opened or a version is asked.
 """
 
+import functools
 from importlib import metadata
 from typing import Any
 
@@ -65,11 +66,32 @@ def require_cuda(target: str) -> Any:
         from numba.core import config
     except (ImportError, metadata.PackageNotFoundError):
         raise UnavailableError(f"target {target} is not available: numba-cuda is not installed. pip install 'statedrift[cuda]'") from None
-    if not config.ENABLE_CUDASIM and not cuda.is_available():
-        raise UnavailableError(
-            f"target {target} is not available: there is no CUDA device here. NUMBA_ENABLE_CUDASIM=1 simulates one, for toy sizes"
-        )
+    if not config.ENABLE_CUDASIM:
+        reason = _why_no_device(cuda)
+        if reason:
+            raise UnavailableError(f"target {target} is not available: {reason}. NUMBA_ENABLE_CUDASIM=1 simulates a device, for toy sizes")
     return cuda
+
+
+@functools.cache
+def _why_no_device(cuda: Any) -> str:
+    """What keeps kernels from running on a device, or "" when nothing does."""
+    driver = cuda.cudadrv.driver.driver
+    if not driver.is_available:  # which also says so when there is no device
+        return "there is no CUDA device here, or no driver for it"
+    try:
+        cuda.compile_ptx(_nothing, (), cc=cuda.get_current_device().compute_capability, device=False)
+    except Exception as error:  # a part of the toolkit that is missing, too old or too new; it says which
+        said = " ".join(str(error).split())[:160]
+        return (
+            f"there is a CUDA device, but numba-cuda does not compile for it ({type(error).__name__}: {said}). "
+            "pip install 'numba-cuda[cu13]', or [cu12] for a driver of CUDA 12, brings the compiler"
+        )
+    return ""
+
+
+def _nothing() -> None:
+    pass
 
 
 def _place(cuda: Any) -> str:

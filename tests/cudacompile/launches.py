@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.cudacompile.compiling import Launch, taken_down
-from tests.cudasim.test_kernels import CASES, SCANS, operands_of
+from tests.cudasim.cases import CASES, SCANS, operands_of
 
 REAL_SIZES = {
     "mamba1_scan": [(16, 4096)],

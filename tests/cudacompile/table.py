@@ -30,9 +30,9 @@ def page() -> str:
     if missing_tool():
         raise RuntimeError(missing_tool())
     scans = [row(name, compiled(name, launch, architecture)) for name, launch in scan_launches() for architecture in ARCHITECTURES]
-    others = [row(name, compiled(name, launch)) for name, launch in other_launches()]
+    others = [row(name, compiled(name, launch, architecture)) for name, launch in other_launches() for architecture in ARCHITECTURES]
     head = HEAD.format(numba_cuda=version("numba-cuda"), ptxas=tool_version())
-    return f"{head}\n## Scans and convolutions\n\n{markdown_table(COLUMNS, scans)}\n## The others\n\n{markdown_table(COLUMNS, others)}"
+    return f"{head}\n## Scans and convolutions\n\n{markdown_table(COLUMNS, scans)}\n\n## The others\n\n{markdown_table(COLUMNS, others)}\n"
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ def test_a_scan_keeps_its_state_in_registers(name, launch, architecture):
         assert found.vector_stores > 0
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("name", "launch"), [pytest.param(*case, id=case[0]) for case in ([] if missing_tool() else other_launches())])
-def test_any_other_kernel_spills_nothing(name, launch):
-    found = compiled(name, launch)
+def test_any_other_kernel_spills_nothing(name, launch, architecture):
+    found = compiled(name, launch, architecture)
     assert (found.stack_bytes, found.spill_bytes, found.doubles) == (0, 0, 0)
     assert found.registers <= OTHER_REGISTERS_MAX
