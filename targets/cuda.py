@@ -76,8 +76,11 @@ def require_cuda(target: str) -> Any:
 @functools.cache
 def _why_no_device(cuda: Any) -> str:
     """What keeps kernels from running on a device, or "" when nothing does."""
-    driver = cuda.cudadrv.driver.driver
-    if not driver.is_available:  # which also says so when there is no device
+    try:
+        has_device = cuda.cudadrv.driver.driver.is_available
+    except Exception:  # what a driver that is half there raises is no answer for people
+        has_device = False
+    if not has_device:
         return "there is no CUDA device here, or no driver for it"
     try:
         cuda.compile_ptx(_nothing, (), cc=cuda.get_current_device().compute_capability, device=False)

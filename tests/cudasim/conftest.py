@@ -26,6 +26,14 @@ def budget_of_handovers():
     assert count <= HANDOVERS_MAX, f"threads waited for each other {count} times"
 
 
+@pytest.fixture
+def arrays_of_a_device(monkeypatch):
+    """What a device's arrays cannot do is an error of the test."""
+    from tests.cudasim.device_arrays import hold_to_a_device
+
+    hold_to_a_device(monkeypatch)
+
+
 @pytest.fixture(params=[False, True], ids=["forwards", "backwards"])
 def both_orders_of_threads(request, monkeypatch):
     """A test twice: with a launch's threads from the first to the last, and from the last to the first."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numba.cuda.simulator.cudadrv import devicearray
 from statedrift.impl.batches import SplitBatch
 from statedrift.impl.cells import Plan
 from statedrift.kernels_cuda import simulator
@@ -62,7 +63,7 @@ SMALLER = {"rwkv6": (("wkv_head_size", 16),), "rwkv7": (("wkv_head_size", 16),)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_answers_as_on_the_cpu(family):
+def test_a_family_answers_as_on_the_cpu(family, arrays_of_a_device):
     both = Both(Model(family, 1, SMALLER.get(family, ())), CacheConfiguration(n_seq_max=2, n_rs_seq=2, n_ctx=32))
     both.decode([(0, 1)])
     both.decode([(0, 3)])
@@ -75,7 +76,7 @@ def test_a_family_answers_as_on_the_cpu(family):
 
 @pytest.mark.parametrize("targets", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("family", ["lfm2", "mamba2"])
-def test_a_life_on_a_device_is_that_on_the_cpu(family, targets):
+def test_a_life_on_a_device_is_that_on_the_cpu(family, targets, arrays_of_a_device):
     """Poisoned memory, small ubatches, several sequences, saves of every kind, and all that clears."""
     both = Both(Model(family, 0), CacheConfiguration(n_seq_max=3, n_rs_seq=2, n_ubatch=4, n_ctx=32, unified=1, start="poison"), targets)
     both.decode([(0, 5), (1, 2)])
@@ -114,6 +115,50 @@ def test_a_saved_state_fits_the_other_side():
     assert host.restore(1, device.save(0, False, False)[1], False, False).word == "accepted"
     assert device.restore(1, host.save(0, False, False)[1], False, False).word == "accepted"
     both.decode([(1, 1)])
+
+
+@pytest.mark.parametrize("targets", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_saved_is_the_same_bytes_on_both_sides(family, targets, arrays_of_a_device):
+    """States that differ by nothing: those of the CPU, restored on the device."""
+    device, host = Both(Model(family, 1), CacheConfiguration(n_seq_max=2, n_rs_seq=2, n_ctx=32, start="poison"), targets).sessions
+    batch = Batch(np.arange(5), np.arange(5), ((0,),) * 5, np.ones(5, bool), "last")
+    assert host.decode(batch).outcome.word == "accepted"
+    assert host.share(0, 1, -1, -1).word == "accepted"
+    for partial in (False, True):
+        blob = host.save(0, partial, False)[1]
+        assert device.restore(0, blob, partial, False).word == "accepted"
+        assert device.save(0, partial, False)[1] == blob
+    everything = host.save_all()[1]
+    assert device.restore_all(everything).word == "accepted"
+    assert device.save_all()[1] == everything
+
+
+def test_a_save_and_a_restore_take_one_copy_each(monkeypatch):
+    """lfm2: windows of convolutions, keys and values."""
+    from statedrift.kernels_cuda import packing, rows
+
+    copies, launches = [], []
+    for place, moves in ((devicearray.FakeCUDAArray, "copy_to_host"), (packing.cuda, "to_device")):
+        move = getattr(place, moves)
+        monkeypatch.setattr(
+            place, moves, lambda array, *rest, move=move, moves=moves: copies.append((moves, array.dtype)) or move(array, *rest)
+        )
+    copy = rows._copy
+    monkeypatch.setattr(rows, "_copy", lambda count, *arguments: launches.append(count) or copy(count, *arguments))
+    session = CUDA.open(Model("lfm2", 0), CacheConfiguration(n_seq_max=2, n_ctx=16))
+    session.decode(Batch(np.arange(3), np.arange(3), ((0,),) * 3, np.ones(3, bool), "last"))
+    copies.clear()
+    launches.clear()
+    blob = session.save(0, False, False)[1]
+    assert [moves for moves, dtype in copies if dtype == np.float32] == ["copy_to_host"]
+    parts = 3
+    assert sum(count > 0 for count in launches) == parts
+    copies.clear()
+    launches.clear()
+    assert session.restore(1, blob, False, False).word == "accepted"
+    assert [moves for moves, dtype in copies if dtype == np.float32] == ["to_device"]
+    assert sum(count > 0 for count in launches) == parts
 
 
 # --- what may go side by side -------------------------------------------------------------------------------------------------
