@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
-from numba.core import config
 
 from .arrays import resident
 
-SIMULATED: bool = bool(config.ENABLE_CUDASIM)
+SIMULATED: bool = bool(cuda.config.ENABLE_CUDASIM)
 """Whether kernels run in the simulator: thread by thread, in Python."""
 BLOCK_THREADS = 32 if SIMULATED else 128
 """Threads of a block. Lanes exchange in blocks of one warp only where they are simulated (simulator.py)."""
@@ -37,7 +36,7 @@ if SIMULATED:
 
     simulator.install()
 else:
-    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small models are what this is for
+    cuda.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small models are what this is for
 
 
 def device_function(function: Callable[..., Any]) -> Any:

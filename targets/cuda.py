@@ -7,6 +7,7 @@ Rules
 """
 
 import functools
+import warnings
 from importlib import metadata
 from typing import Any
 
@@ -43,9 +44,9 @@ class CudaTarget:
 
     def noise_logs(self) -> tuple[int, int]:
         """A simulation takes a tenth of a second a token."""
-        from numba.core import config
+        from numba import cuda
 
-        return (3, 24) if config.ENABLE_CUDASIM else (200, 200)
+        return (3, 24) if cuda.config.ENABLE_CUDASIM else (200, 200)
 
     def open(self, model: Model, configuration: CacheConfiguration) -> Session:
         """Open a session. Raises UnavailableError without a device, UsageError for a model or configuration it cannot have."""
@@ -63,10 +64,9 @@ def require_cuda(target: str) -> Any:
     try:
         metadata.version("numba-cuda")
         from numba import cuda
-        from numba.core import config
     except (ImportError, metadata.PackageNotFoundError):
         raise UnavailableError(f"target {target} is not available: numba-cuda is not installed. pip install 'statedrift[cuda]'") from None
-    if not config.ENABLE_CUDASIM:
+    if not cuda.config.ENABLE_CUDASIM:
         reason = _why_no_device(cuda)
         if reason:
             raise UnavailableError(f"target {target} is not available: {reason}. NUMBA_ENABLE_CUDASIM=1 simulates a device, for toy sizes")
@@ -83,11 +83,14 @@ def _why_no_device(cuda: Any) -> str:
     if not has_device:
         return "there is no CUDA device here, or no driver for it"
     try:
-        cuda.compile_ptx(_nothing, (), cc=cuda.get_current_device().compute_capability, device=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a kernel that makes little use of the device
+            cuda.jit(_nothing)[1, 1]()
+            cuda.synchronize()
     except Exception as error:  # a part of the toolkit that is missing, too old or too new; it says which
         said = " ".join(str(error).split())[:160]
         return (
-            f"there is a CUDA device, but numba-cuda does not compile for it ({type(error).__name__}: {said}). "
+            f"there is a CUDA device, but numba-cuda cannot run a kernel on it ({type(error).__name__}: {said}). "
             "pip install 'numba-cuda[cu13]', or [cu12] for a driver of CUDA 12, brings the compiler"
         )
     return ""
@@ -98,9 +101,7 @@ def _nothing() -> None:
 
 
 def _place(cuda: Any) -> str:
-    from numba.core import config
-
-    if config.ENABLE_CUDASIM:
+    if cuda.config.ENABLE_CUDASIM:
         return "simulated device"
     device = cuda.get_current_device()
     name = device.name.decode() if isinstance(device.name, bytes) else device.name

@@ -199,7 +199,7 @@ def device_sides() -> Sides:
 def runs(read: list[int], written: list[set[int]]) -> list[int]:
     """Where to cut a series of steps, each of which reads one row and writes some, so that the steps of a part may go side by side: the
     first step of every part. No step of a part reads what an earlier one of it wrote, or writes what an earlier one read or wrote."""
-    starts = []
+    starts: list[int] = []
     seen: set[int] = set()
     changed: set[int] = set()
     for step, (source, targets) in enumerate(zip(read, written, strict=True)):

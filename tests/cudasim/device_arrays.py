@@ -3,7 +3,7 @@
 Rules
 - A simulated array is a NumPy array behind a thin wrapper: it can be indexed by lists, reshaped where that copies, and asked for all that
   NumPy has. On a device these are errors. Here each use is tried on the layout that a device would keep, too (numba-cuda's `dummyarray`),
-  and what a device array does not have is an AssertionError.
+  and what a device array does not have is an AssertionError. So are four numbers moved at once from where they are not aligned.
 """
 
 import importlib.util
@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 from numba.cuda.simulator.cudadrv import devicearray
+from statedrift.kernels_cuda import vectors
 
 WITHIN_THE_SIMULATOR = {"_ary", "flags", "squeeze"}
+VECTOR_BYTES = 16
 ON_A_DEVICE = {"shape", "size", "ndim", "dtype", "strides", "nbytes", "stream", "reshape", "copy_to_host", "copy_to_device"}
 
 
@@ -56,5 +58,15 @@ def hold_to_a_device(monkeypatch):
         assert name in ON_A_DEVICE or name in WITHIN_THE_SIMULATOR or is_inside, f"a device array has no {name} that is free"
         return get_attribute(self, name)
 
+    def aligned(move):
+        def checked(array, index, *values):
+            address = array.ctypes.data + sum(int(one) * stride for one, stride in zip(index, array.strides, strict=True))
+            assert address % VECTOR_BYTES == 0, f"four numbers at {index} of an array of strides {array.strides} are not aligned"
+            return move(array, index, *values)
+
+        return checked
+
+    for name in ("_load_four", "_store_four"):
+        monkeypatch.setattr(vectors, name, aligned(getattr(vectors, name)))
     for name, function in (("__getitem__", getitem), ("reshape", reshape), ("__getattr__", getattribute)):
         monkeypatch.setattr(fake, name, function)

@@ -29,12 +29,18 @@ class Driver:
 class NumbaCuda:
     """`numba.cuda` on some machine."""
 
-    def __init__(self, is_available, compile_ptx=lambda *arguments, **options: None):
-        self.cudadrv = SimpleNamespace(driver=SimpleNamespace(driver=Driver(is_available)))
-        self.compile_ptx = compile_ptx
+    config = SimpleNamespace(ENABLE_CUDASIM=0)
 
-    def get_current_device(self):
-        return SimpleNamespace(compute_capability=(9, 0))
+    def __init__(self, is_available, failure=None):
+        self.cudadrv = SimpleNamespace(driver=SimpleNamespace(driver=Driver(is_available)))
+        self.failure = failure
+
+    def jit(self, function):
+        return {(1, 1): function}
+
+    def synchronize(self):
+        if self.failure:
+            raise self.failure
 
 
 def answer(monkeypatch, cuda):
@@ -72,11 +78,8 @@ def test_without_a_device_the_simulator_is_named(monkeypatch, given):
 
 
 def test_without_a_compiler_its_own_words_and_the_pip_line_are_said(monkeypatch):
-    def compile_ptx(*arguments, **options):
-        raise OSError("libnvrtc.so.13:\n no such file")
-
-    said = answer(monkeypatch, NumbaCuda(True, compile_ptx))
-    assert "does not compile for it (OSError: libnvrtc.so.13: no such file). pip install 'numba-cuda[cu13]'" in said
+    said = answer(monkeypatch, NumbaCuda(True, OSError("libnvrtc.so.13:\n no such file")))
+    assert "cannot run a kernel on it (OSError: libnvrtc.so.13: no such file). pip install 'numba-cuda[cu13]'" in said
 
 
 def test_with_all_of_it_nothing_is_said(monkeypatch):
