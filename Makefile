@@ -2,7 +2,8 @@
 # (llama-cpp-python is compiled, once, in about 4 minutes). Everything goes into .venv; a second call installs nothing.
 #
 #   make fuzz   20 seconds of fuzzing our own caches, of three families (each has kernels to compile, once: a quarter of a minute)
-#   make test   all tests, llama.cpp included, on two processes (TEST_PROCESSES=0: on one)
+#   make test   all tests, llama.cpp included, on two processes (TEST_PROCESSES=0: on one). CUDA kernels run in a simulator; they are compiled,
+#               too, where a compiler is: a CUDA toolkit, or .venv/bin/pip install -e '.[cuda-compile]' (half a gigabyte)
 #   make lint   style, and types of the built wheel
 #   make clean  remove what these made
 

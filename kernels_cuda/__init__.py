@@ -6,11 +6,11 @@ Rules
   tokens and every order of sequences. (The order is not that of the CPU's kernels, and products may be fused with sums: results differ
   from theirs by rounding.)
 - Sequences of one launch run side by side. None may read a row that another one of the launch writes: whoever launches splits such a
-  batch (targets/cuda.py).
+  batch (targets/cuda_session.py).
 - Indices are unsigned throughout: a signed one is tested for being negative at every access.
 - What a launch works with is chosen by shapes alone, never by values: nothing is read back from the device.
 
-Without a device everything runs in Numba's simulator when NUMBA_ENABLE_CUDASIM=1 is set before Numba is imported.
+Without a device everything is simulated when NUMBA_ENABLE_CUDASIM=1 is set before Numba is imported: simulator.py.
 """
 
 import math

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ARCHITECTURES = ((9, 0), (8, 0))
+WHEELS = "pip install 'statedrift[cuda-compile]' brings the compilers"
 
 
 class Compiled(NamedTuple):
@@ -57,13 +58,14 @@ def missing_tool() -> str:
     if not hasattr(cuda, "compile_ptx") or cuda.compile_ptx is None:
         return "the simulator compiles nothing: run without NUMBA_ENABLE_CUDASIM"
     if not ptxas():
-        return "there is no ptxas"
+        return f"there is no ptxas; {WHEELS}"
     if not nvdisasm():
-        return "there is no nvdisasm"
+        return f"there is no nvdisasm; {WHEELS}"
     try:
         cuda.compile_ptx(_nothing, "void(float32[::1])", cc=ARCHITECTURES[0], device=False)
     except Exception as error:  # whatever a toolkit that is half there says
-        return f"numba-cuda does not compile: {type(error).__name__}: {error}"
+        said = " ".join(str(error).split())[:160]
+        return f"numba-cuda does not compile ({type(error).__name__}: {said}); {WHEELS}"
     return ""
 
 
