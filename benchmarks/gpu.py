@@ -1,6 +1,6 @@
 """The CUDA kernels and targets on a GPU: are they right, and how fast are they. One command, under five minutes.
 
-    pip install 'statedrift[cuda,test]'
+    pip install -e '.[cuda]' 'numba-cuda[cu13]'       # [cu12] where the driver is one of CUDA 12
     python benchmarks/gpu.py [--write FILE] [--json FILE]
     NUMBA_ENABLE_CUDASIM=1 python benchmarks/gpu.py --toy
 
@@ -18,7 +18,9 @@ Rules
 """
 
 import argparse
+import functools
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -32,9 +34,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the cases are those of the tests
-
 from statedrift.cli.throughput import markdown_table
 from statedrift.fuzz.campaign import Settings, run_campaign
 from statedrift.fuzz.trial import Bench
@@ -136,13 +135,24 @@ class Peer(NamedTuple):
     prepare: Callable[[Shape, Work], Callable[[], Any]]
 
 
+@functools.cache
+def tests_cases() -> Any:
+    """tests/cudasim/cases.py, which is no part of what is installed."""
+    path = Path(__file__).resolve().parents[1] / "tests" / "cudasim" / "cases.py"
+    found = importlib.util.spec_from_file_location("statedrift_cuda_cases", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
 # --- correctness -----------------------------------------------------------------------------------------------------------
 
 
 def check_kernels(shapes: Sequence[Shape], seed: int, say: Callable[[str], None]) -> list[Checked]:
     """Every kernel against the CPU's, and every scan against its recurrence in float64, at small sizes and at those of `shapes`."""
-    from tests.cudasim import cases
-
+    cases = tests_cases()
     cases.draw.salt = seed
     found = []
     for name in cases.CASES:
@@ -226,8 +236,7 @@ def prepared_scan(shape: Shape, work: Work) -> Callable[[], None]:
     from numba import cuda
     from statedrift.kernels_cuda.arrays import Twin
 
-    from tests.cudasim import cases
-
+    cases = tests_cases()
     tokens, sequences, planes = work.sequences * work.tokens, work.sequences, work.planes
     operands = [cuda.to_device(operand) for operand in cases.operands_of(shape.name, shape.d_state, shape.head_dim, shape.heads, tokens)]
     is_mamba1 = shape.name == "mamba1_scan"
@@ -262,8 +271,7 @@ def _torch() -> Any:
 
 def _drawn(shape: Shape, work: Work) -> list[Any]:
     """The operands of a scan as tensors [sequences, tokens, ...] on the device; those of a head alone as they are."""
-    from tests.cudasim import cases
-
+    cases = tests_cases()
     torch = _torch()
     tokens = work.sequences * work.tokens
     operands = cases.operands_of(shape.name, shape.d_state, shape.head_dim, shape.heads, tokens)
@@ -325,8 +333,7 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 
 def _torch_steps(shape: Shape, work: Work, compiled: bool) -> Callable[[], Any]:
-    from tests.cudasim import cases
-
+    cases = tests_cases()
     torch = _torch()
     step = torch.compile(STEPS[shape.name], dynamic=False) if compiled else STEPS[shape.name]
     operands = _drawn(shape, work)

@@ -34,9 +34,10 @@ class CudaTarget:
         self._saves_snapshots = saves_snapshots
 
     def version(self) -> str:
-        """The versions of statedrift and Numba-CUDA. Raises UnavailableError without a device and without the simulator."""
-        require_cuda(self.name)
-        return f"statedrift {metadata.version('statedrift')}, numba-cuda {metadata.version('numba-cuda')}"
+        """The versions of statedrift and Numba-CUDA, and the device, whose rounding is its own. Raises UnavailableError without a device and
+        without the simulator."""
+        place = _place(require_cuda(self.name))
+        return f"statedrift {metadata.version('statedrift')}, numba-cuda {metadata.version('numba-cuda')}, {place}"
 
     def describe(self) -> str:
         """One line: what it is and what it runs on."""

@@ -20,7 +20,6 @@ def gpu(monkeypatch):
     module = importlib.util.module_from_spec(found)
     monkeypatch.setitem(sys.modules, "gpu", module)
     found.loader.exec_module(module)
-    monkeypatch.setattr(cases.draw, "salt", cases.draw.salt)
     return module
 
 
