@@ -65,7 +65,11 @@ class Logs(NamedTuple):
     tokens_max: int = LOG_TOKENS_MAX
 
 
-ALL_LOGS = Logs()
+def all_logs() -> Logs:
+    """Those that the noise of an installed target is measured over."""
+    return Logs(LOG_COUNT, LOG_TOKENS_MAX)
+
+
 RunAll = Callable[[Sequence[Program]], Sequence[Run]]
 
 
@@ -75,16 +79,18 @@ def calibration_programs(
     setting: Setting = PLAIN_SETTING,
     n_ubatch: int = 256,
     decode_tokens_max: int = DECODE_TOKENS_MAX,
-    logs: Logs = ALL_LOGS,
+    logs: Logs | None = None,
 ) -> list[Program]:
     """Two programs for every log: the log in as few decodes as possible, and token by token.
 
     embeddings  every fourth pair asks for hidden states
     decode_tokens_max  most tokens that a decode takes
+    logs               `all_logs` unless given
     """
+    log_count, tokens_max = logs or all_logs()
     programs = []
-    for number in range(logs.log_count):
-        length = 1 + number * (logs.tokens_max - 1) // (logs.log_count - 1)
+    for number in range(log_count):
+        length = 1 + number * (tokens_max - 1) // (log_count - 1)
         outputs: Outputs = "embeddings" if embeddings and number % 4 == 3 else "all"
         cache = CacheConfiguration(n_seq_max=1, n_rs_seq=0, n_ubatch=n_ubatch, outputs=outputs, kv=setting.kv, flash=setting.flash)
         salt = _CALIBRATION_SALT + number
@@ -95,11 +101,12 @@ def calibration_programs(
     return programs
 
 
-def measure_noise(model: Model, run_all: RunAll, logs: Logs = ALL_LOGS) -> Noise:
-    """Measure the floor of a target for a model.
+def measure_noise(model: Model, run_all: RunAll, logs: Logs | None = None) -> Noise:
+    """Measure the floor of a target for a model, over `all_logs` unless others are given.
 
     Raises UnavailableError ("could not test") when the target refuses plain decodings, or is too noisy to be judged.
     """
+    logs = logs or all_logs()
     _, runs = _plain_runs(model, run_all, PLAIN_SETTING, logs)
     noise = noise_of(worst_error(model, runs[0::2]), worst_error(model, runs[1::2]), model)
     return msgspec.structs.replace(_with_unjudged(noise, model, runs[0::2]), log_count=logs.log_count)
@@ -115,7 +122,7 @@ def _with_unjudged(noise: Noise, model: Model, runs: Sequence[Run]) -> Noise:
     return msgspec.structs.replace(noise, unjudged=unjudged / row_count)
 
 
-def _plain_runs(model: Model, run_all: RunAll, setting: Setting, logs: Logs = ALL_LOGS) -> tuple[list[Program], Sequence[Run]]:
+def _plain_runs(model: Model, run_all: RunAll, setting: Setting, logs: Logs | None = None) -> tuple[list[Program], Sequence[Run]]:
     """The calibration programs and what came of them. Raises UnavailableError when one of them was not accepted to its end."""
     (shortest,) = run_all(calibration_programs(model, setting=setting)[:1])
     declared = shortest.capabilities

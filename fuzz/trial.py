@@ -26,7 +26,7 @@ from ..spec.verdicts import Outcome, OutcomeWord, Verdict
 from ..store.campaigns import Noise
 from ..store.findings import Answer
 from ..targets.registry import load_target
-from .calibration import ALL_LOGS, Logs, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
+from .calibration import Logs, all_logs, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
 from .judgement import judge, without_truth
@@ -114,7 +114,7 @@ class Bench:
         inspect: bool = False,
         oracle: str = "own",
         environment: Mapping[str, str] | None = None,
-        noise_logs: Logs = ALL_LOGS,
+        noise_logs: Logs | None = None,
     ) -> None:
         """inspect: compare the state rows that the target shows, too. oracle: `engine` makes the target its own truth.
         environment: of its child process, beside ours. noise_logs: over which the noise of a target in development is measured, every time."""
@@ -135,9 +135,8 @@ class Bench:
         self._noise: dict[tuple[Model, Setting], Noise] = {}
         # a target in development changes without changing its version: what was measured before says nothing of it
         self._is_installed = isinstance(target, str) and (":" not in target or target.startswith(OWN_MODULES))
-        self._noise_logs = (
-            Logs(*self.target.noise_logs()) if isinstance(self.target, IsSlow) else ALL_LOGS if self._is_installed else noise_logs
-        )
+        given = None if self._is_installed else noise_logs
+        self._noise_logs = Logs(*self.target.noise_logs()) if isinstance(self.target, IsSlow) else given or all_logs()
 
     @property
     def label(self) -> str:

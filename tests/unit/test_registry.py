@@ -11,7 +11,7 @@ from statedrift.targets.registry import load_target, target_names
 
 
 def test_own_targets_are_installed() -> None:
-    assert target_names()[:2] == ("llamacpp", "numba")
+    assert {"cuda", "cuda-ring", "llamacpp", "numba", "numba-llamacpp", "numba-ring"} <= set(target_names())
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "numba", "statedrift.fuzz.canary:TARGET"])
@@ -24,7 +24,7 @@ def test_a_name_becomes_a_target(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("llamaccp", "there is no target `llamaccp`; there are llamacpp, numba"),
+        ("llamaccp", "there is no target `llamaccp`; there are cuda, cuda-ring, llamacpp, numba"),
         ("", "there is no target ``"),
         ("no_such_module_here:TARGET", "there is no module `no_such_module_here`"),
         ("statedrift.nothing:TARGET", "there is no module `statedrift.nothing`"),
