@@ -48,6 +48,7 @@ FAMILIES = ("mamba2", "lfm2", "qwen35")
 DECODE_SHARE_MIN = 0.8
 REAL_TOLERANCE = 2e-4
 """Of a scan over large states, as in tests/cudasim/cases.py: their sums have more terms."""
+HEADS_COMPARED_MAX = 4
 SERIES = 7
 LAUNCHES = 5
 DEVICE = "cuda"
@@ -102,11 +103,12 @@ class Speed(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A kernel that was compared."""
+    """A kernel that was compared; `failure`: why it could not be run."""
 
     kernel: str
     difference: float
     tolerance: float
+    failure: str = ""
 
     @property
     def is_right(self) -> bool:
@@ -118,6 +120,7 @@ class Fuzzed(NamedTuple):
     """What generated programs gave.
 
     divergences  each a kind and a program on one line
+    failure      why there was no campaign
     """
 
     target: str
@@ -125,6 +128,7 @@ class Fuzzed(NamedTuple):
     programs: int
     not_judged: int
     divergences: tuple[str, ...]
+    failure: str = ""
 
 
 class Peer(NamedTuple):
@@ -154,20 +158,25 @@ def check_kernels(shapes: Sequence[Shape], seed: int, say: Callable[[str], None]
     """Every kernel against the CPU's, and every scan against its recurrence in float64, at small sizes and at those of `shapes`."""
     cases = tests_cases()
     cases.draw.salt = seed
-    found = []
-    for name in cases.CASES:
-        found.append(Checked(name, cases.difference_from_namesake(name), cases.TOLERANCE))
+    found = [_checked(name, cases.TOLERANCE, cases.difference_from_namesake, name) for name in cases.CASES]
     say(f"{len(found)} kernels compared with the CPU's")
     for name in cases.SCANS:
-        for d_state, head_dim in cases.SIZES:
-            difference = cases.difference_from_recurrence(name, d_state, head_dim)
-            found.append(Checked(f"{name} {d_state} x {head_dim}", difference, cases.TOLERANCE))
-    for shape in shapes:
-        difference = cases.difference_from_recurrence(shape.name, shape.d_state, shape.head_dim, min(shape.heads, 4))
-        found.append(Checked(f"{shape.name} {shape.d_state} x {shape.head_dim}", difference, REAL_TOLERANCE))
-    for module, shape in cases.WINDOWS:
-        found.append(Checked(f"{module} {shape[0]} x {shape[1]}", cases.difference_of_windows(module, shape), cases.TOLERANCE))
+        for size in cases.SIZES:
+            found.append(_checked(f"{name} {size[0]} x {size[1]}", cases.TOLERANCE, cases.difference_from_recurrence, name, *size))
+    for name, heads, d_state, head_dim in shapes:
+        size = (d_state, head_dim, min(heads, HEADS_COMPARED_MAX))
+        found.append(_checked(f"{name} {d_state} x {head_dim}", REAL_TOLERANCE, cases.difference_from_recurrence, name, *size))
+    for name, shape in cases.WINDOWS:
+        found.append(_checked(f"{name} {shape[0]} x {shape[1]}", cases.TOLERANCE, cases.difference_of_windows, name, shape))
     return found
+
+
+def _checked(kernel: str, tolerance: float, compare: Callable[..., float], *arguments: Any) -> Checked:
+    """One comparison; a kernel that cannot be compiled or run is wrong, and the next ones are compared all the same."""
+    try:
+        return Checked(kernel, compare(*arguments), tolerance)
+    except Exception as error:
+        return Checked(kernel, math.inf, tolerance, _one_line(error))
 
 
 class _Brief(CudaTarget):
@@ -181,15 +190,27 @@ class _Brief(CudaTarget):
 
 def fuzz(seed: int, families: tuple[str, ...], seconds: float | None, programs: int | None) -> list[Fuzzed]:
     """A campaign on each of the targets."""
-    found = []
-    for target in (_Brief("cuda", "strict", saves_snapshots=False), _Brief("cuda-ring", "ring", saves_snapshots=True)):
+    targets = (_Brief("cuda", "strict", saves_snapshots=False), _Brief("cuda-ring", "ring", saves_snapshots=True))
+    return [_fuzzed(target, seed % 2**32, families, seconds, programs) for target in targets]
+
+
+def _fuzzed(target: CudaTarget, seed: int, families: tuple[str, ...], seconds: float | None, programs: int | None) -> Fuzzed:
+    try:
         with Bench(target) as bench:
-            campaign = run_campaign(Settings(target.name, families, seconds=seconds, programs=programs, seed=seed % 2**32), bench=bench)
-        account = campaign.account
-        wrong = tuple(f"{finding.verdict.kind}: {program_line(finding.program)}" for finding in campaign.findings)
-        not_judged = account.verdicts.get("unknown", 0) + account.verdicts.get("harness-error", 0)
-        found.append(Fuzzed(target.name, families, account.programs, not_judged, wrong))
-    return found
+            campaign = run_campaign(Settings(target.name, families, seconds=seconds, programs=programs, seed=seed), bench=bench)
+    except Exception as error:  # speeds are still to be measured
+        return Fuzzed(target.name, families, 0, 0, (), _one_line(error))
+    account = campaign.account
+    wrong = tuple(f"{finding.verdict.kind}: {program_line(finding.program)}" for finding in campaign.findings)
+    not_judged = account.verdicts.get("unknown", 0) + account.verdicts.get("harness-error", 0)
+    return Fuzzed(
+        target.name,
+        families,
+        account.programs,
+        not_judged,
+        wrong,
+        "; ".join(f"{family}: {why}" for family, why in account.could_not_test.items()),
+    )
 
 
 # --- speed -----------------------------------------------------------------------------------------------------------------
@@ -474,11 +495,12 @@ def page(result: dict[str, Any]) -> str:
     lines += [f"- {name}: {value}" for name, value in result["machine"].items()]
     lines += [f"- numbers drawn with --seed {result['seed']}; {result['seconds']:.0f} s in all", "", "## Correctness", ""]
     lines += [f"{len(checked)} comparisons with the CPU's kernels, {len(wrong)} of them wrong; largest difference {worst:.1e}.", ""]
-    lines += [f"- WRONG: {row.kernel} is off by {row.difference:.1e} (tolerance {row.tolerance})" for row in wrong]
+    lines += [f"- WRONG: {row.kernel} is off by {row.difference:.1e} (tolerance {row.tolerance}) {row.failure}".rstrip() for row in wrong]
     fuzzed = [Fuzzed(**row) for row in result["fuzz"]]
     rows = [[row.target, " ".join(row.families), str(row.programs), str(row.not_judged), str(len(row.divergences))] for row in fuzzed]
     lines += [markdown_table(["target", "families", "programs", "not judged", "divergences"], rows), ""]
     lines += [f"- DIVERGENCE on {row.target}: {text}" for row in fuzzed for text in row.divergences]
+    lines += [f"- COULD NOT TEST {row.target}: {row.failure}" for row in fuzzed if row.failure]
     lines += ["## Speed", ""]
     if result["speeds"] is None:
         return "\n".join([*lines, "None: this was the simulator.", ""])
@@ -547,7 +569,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.write.write_text(text, encoding="utf-8")
     if given.json:
         given.json.write_text(json.dumps(result, indent=1, allow_nan=True) + "\n", encoding="utf-8")
-    return int(not all(row.is_right for row in checked) or any(row.divergences for row in fuzzed))
+    return int(not all(row.is_right for row in checked) or any(row.divergences or row.failure or row.not_judged for row in fuzzed))
 
 
 def _toy_speeds() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from statedrift.targets import cuda_session
 
 from tests.cudasim import cases
 
@@ -42,6 +43,32 @@ def test_a_wrong_kernel_is_an_error(gpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "_toy_speeds", lambda: {"speeds": None})
     assert gpu.main(["--toy"]) == 1
     assert "WRONG: dense.linear is off by nan" in capsys.readouterr().out
+
+
+def test_a_kernel_that_cannot_be_run_is_wrong_and_the_others_are_compared(gpu, monkeypatch):
+    def broken(name):
+        raise OSError("no\nmodule")
+
+    monkeypatch.setattr(gpu.tests_cases(), "difference_from_namesake", broken)
+    monkeypatch.setattr(gpu.tests_cases(), "SCANS", ("mamba2_scan",))
+    found = gpu.check_kernels((), 0, lambda text: None)
+    broken_ones = [row for row in found if not row.is_right]
+    assert {row.failure for row in broken_ones} == {"OSError: no module"}
+    assert 0 < len(broken_ones) < len(found)
+
+
+def test_what_could_not_be_tested_is_said(gpu, monkeypatch):
+    """Convolutions that do nothing: too far from the truth for their noise to be measured."""
+    from statedrift.kernels_cuda import causal_convolution
+
+    cuda_session.on_device.cache_clear()
+    monkeypatch.setattr(causal_convolution, "causal_convolution", lambda *arguments: None)
+    found = gpu.fuzz(0, ("lfm2",), None, 1)
+    cuda_session.on_device.cache_clear()
+    assert all(row.failure for row in found)
+    kernels = [{"kernel": "a", "difference": 0.0, "tolerance": 1.0}]
+    result = {"machine": {}, "seed": 0, "seconds": 1.0, "kernels": kernels, "fuzz": [row._asdict() for row in found], "speeds": None}
+    assert "COULD NOT TEST cuda-ring: " in gpu.page(result)
 
 
 def test_real_sizes_are_not_for_the_simulator(gpu, capsys):
