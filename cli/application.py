@@ -314,6 +314,19 @@ def throughput(
 
 
 @bench.command()
+def kernels(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only whether results are right and every part runs; no time is looked at.")
+    ] = False,
+    write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the report as Markdown.")] = None,
+) -> int:
+    """Measure our CPU kernels beside the processor's limits and others."""
+    from .kernels import kernels_command
+
+    return kernels_command(check, write)
+
+
+@bench.command()
 def mutants(
     mutant: Annotated[
         list[str] | None, typer.Option("--mutant", metavar="NAME", help="This one; may be given several times. Else all.")
