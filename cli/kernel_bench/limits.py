@@ -4,14 +4,14 @@ Rules
 - A multiply-add is counted once, for each float32 it is done to.
 - Bytes read and bytes written both count. A write that first reads the cache line it overwrites is not counted twice: that is why writing
   to another place looks slow.
-- Every measurement is taken anew each time it is asked for, and remembered; nothing is averaged.
+- A probe is sampled in turn with what it bounds, and what it showed each time is remembered; nothing is averaged.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -19,12 +19,12 @@ from numba import njit
 from ...impl.kernels import kernel
 from ...impl.kernels.vectors import fence, load, spread, store, store_nontemporal, zeros
 from ...impl.memory import FLOAT_BYTES, allocate
-from .results import Limit
-from .samples import timed
+from .results import Limit, Timing
+from .samples import Run
 
 _CHAIN = 32
 _LANES = 1024
-_LINE_FLOATS = 16
+_SHORT_BYTES = 1 << 22
 DEFAULT_CACHE_BYTES = {1: 32 << 10, 2: 1 << 20, 3: 32 << 20}
 
 
@@ -88,61 +88,74 @@ def _write_past_caches(number: np.float32, y: np.ndarray) -> None:
     fence()
 
 
-class Limits:
-    """Measures limits, and remembers what it measured. seconds: how long each time."""
+class Probe(NamedTuple):
+    """Something whose time says what the processor can do.
 
-    def __init__(self, seconds: float, memory_bytes: int) -> None:
+    name, unit  of the limit
+    work        multiply-adds, or bytes, that one run does
+    """
+
+    name: str
+    unit: str
+    work: float
+    run: Run
+
+
+class Limits:
+    """Makes probes, and remembers what was measured with them. close() at the end."""
+
+    def __init__(self, memory_bytes: int) -> None:
         """memory_bytes: how large an array is that no cache holds."""
-        self.seconds = seconds
         self.memory_bytes = memory_bytes
+        self.pool = ThreadPoolExecutor(2)
         self._seen: dict[tuple[str, str], list[float]] = {}
         self._arrays: dict[tuple[int, int], np.ndarray] = {}
 
-    def multiply_adds(self, threads: int = 1) -> float:
-        """Multiply-adds of float32 a second."""
+    def multiply_adds(self, threads: int = 1) -> Probe:
+        """Multiply-adds of float32, on one thread or two."""
+        repeats = 100 if threads == 1 else 4000  # handing a thread its work takes a while
         arrays = [np.ones(_LANES, np.float32) for _ in range(threads)]
-        repeats = 100 if threads == 1 else 4000  # starting a thread's work takes a while
         jobs = [functools.partial(_multiply_add, x, repeats, np.float32(0.999), np.float32(0.001)) for x in arrays]
-        work = float(_CHAIN * _LANES * repeats * threads)
-        if threads == 1:
-            rate = work / timed(jobs[0], self.seconds).seconds
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                rate = work / timed(lambda: run_together(pool, jobs), self.seconds).seconds
-        return self._remembered(f"float32 multiply-adds, {threads} thread{'s' * (threads > 1)}", "G/s", rate)
+        run = jobs[0] if threads == 1 else functools.partial(run_together, self.pool, jobs)
+        name = f"float32 multiply-adds, {threads} thread{'s' * (threads > 1)}"
+        return Probe(name, "G/s", float(_CHAIN * _LANES * repeats * threads), run)
 
-    def in_place(self, size_bytes: int | None = None) -> float:
-        """Bytes a second, read and written where they stand; size_bytes: of an array of this size, else of one that no cache holds."""
+    def in_place(self, size_bytes: int | None = None) -> Probe:
+        """Bytes read and written where they stand, in an array of this size, else in one that no cache holds."""
         array = self._array(size_bytes or self.memory_bytes, 0)
-        passes = max(1, (1 << 22) // array.nbytes)
-        rate = self._rate(2 * array.nbytes, passes, lambda: _repeat(_change, passes, array))
+        passes = max(1, _SHORT_BYTES // array.nbytes)
         place = "memory" if size_bytes is None else f"{array.nbytes >> 10:,} KiB"
-        return self._remembered(f"read and written in place, {place}", "GB/s", rate)
-
-    def written(self) -> float:
-        """Bytes a second, written past the caches."""
-        array = self._array(self.memory_bytes, 1)
-        return self._remembered(
-            "written past the caches", "GB/s", self._rate(array.nbytes, 1, lambda: _write_past_caches(np.float32(1.5), array))
+        return Probe(
+            f"read and written in place, {place}", "GB/s", 2.0 * array.nbytes * passes, functools.partial(_repeat, passes, _change, array)
         )
 
-    def copied(self, size_bytes: int | None = None) -> float:
-        """Bytes a second, read in one place and written in another, both counted: by ordinary stores or past the caches, whichever is quicker."""
+    def written(self) -> Probe:
+        """Bytes written past the caches."""
+        array = self._array(self.memory_bytes, 1)
+        return Probe("written past the caches", "GB/s", float(array.nbytes), functools.partial(_write_past_caches, np.float32(1.5), array))
+
+    def copied(self, size_bytes: int | None = None) -> tuple[Probe, Probe]:
+        """Bytes read in one place and written in another, both counted: with ordinary stores, and past the caches."""
         source, target = (self._array(size_bytes or self.memory_bytes, place) for place in (0, 1))
-        rates = [self._rate(2 * source.nbytes, 1, functools.partial(function, source, target)) for function in (_copy, _copy_past_caches)]
+        passes = max(1, _SHORT_BYTES // source.nbytes)
         place = "memory" if size_bytes is None else f"{source.nbytes >> 10:,} KiB"
-        return self._remembered(f"copied, {place}", "GB/s", max(rates))
+        plain, streamed = (
+            Probe(f"{name}, {place}", "GB/s", 2.0 * source.nbytes * passes, functools.partial(_repeat, passes, function, source, target))
+            for name, function in (("copied", _copy), ("copied past the caches", _copy_past_caches))
+        )
+        return plain, streamed
+
+    def remember(self, probe: Probe, timing: Timing) -> None:
+        """Keep what a probe showed, for the table."""
+        self._seen.setdefault((probe.name, probe.unit), []).append(probe.work / timing.seconds)
 
     def measured(self) -> tuple[Limit, ...]:
-        """All that was measured, each in the units of its name."""
+        """All that was measured, in the units of its name."""
         return tuple(Limit(name, unit, min(rates) / 1e9, max(rates) / 1e9) for (name, unit), rates in self._seen.items())
 
-    def _rate(self, work: int, passes: int, run: Callable[[], object]) -> float:
-        return work * passes / timed(run, self.seconds).seconds
-
-    def _remembered(self, name: str, unit: str, rate: float) -> float:
-        self._seen.setdefault((name, unit), []).append(rate)
-        return rate
+    def close(self) -> None:
+        """End the second thread."""
+        self.pool.shutdown()
 
     def _array(self, size_bytes: int, place: int) -> np.ndarray:
         """An array of about this size, in whole vectors; kept, for its pages are then there."""
@@ -154,9 +167,9 @@ class Limits:
         return self._arrays[floats, place]
 
 
-def _repeat(function: Callable[..., Any], passes: int, array: np.ndarray) -> None:
+def _repeat(passes: int, function: Callable[..., Any], *arrays: np.ndarray) -> None:
     for _ in range(passes):
-        function(array)
+        function(*arrays)
 
 
 def run_together(pool: ThreadPoolExecutor, jobs: Sequence[Callable[[], object]]) -> None:
