@@ -286,7 +286,7 @@ def report_markdown(report: Report, facts: Sequence[tuple[str, str]]) -> str:
         "# Throughput",
         "Written by `statedrift bench throughput --write FILE`. Rates are for one core, by the time it worked on it (parent and child process);\n"
         '"by the clock" is what a watch would say. Only shards are measured: generating, running, judging; no reduction. The naive way is a\n'
-        "Hypothesis state machine over the same target that recomputes the log after every decode (fuzz/naive_baseline.py).",
+        "Hypothesis state machine over the same target that recomputes the log after every decode (fuzz/naive_baseline.py). Kernels alone: [KERNELS.md](KERNELS.md).",
         markdown_table(RATE_HEADINGS, rate_rows(report)),
         "Where the time goes (shares of the wall time), and memory: the sum of the peaks of parent and child, and how much more was resident in\n"
         "the last quarter of the time than in the second.",
