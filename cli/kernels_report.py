@@ -39,6 +39,7 @@ TITLES: dict[What, str] = {
     "snapshots": "4 snapshots: a batch of 4 tokens of which every state is kept",
 }
 HEADINGS = ("", "size", "ms", "ns", "limit", "limit ms", "share")
+_UNCLEAN = "~"
 GROWTH_TITLE = "Error against float64 after so many tokens"
 
 
@@ -152,7 +153,7 @@ def figure_table(results: Results, what: What) -> list[list[str]]:
         [
             row.kernel,
             _size(row),
-            _milliseconds(row.timing.seconds),
+            _UNCLEAN * (row.timing.clean == 0) + _milliseconds(row.timing.seconds),
             f"{1e9 * row.timing.seconds / row.elements:.3f}",
             row.limit,
             _milliseconds(row.limit_seconds),
@@ -199,9 +200,10 @@ def growth_headings(results: Results) -> list[str]:
 def notes(results: Results) -> list[str]:
     """What a reader has to know about the numbers of this run."""
     texts = list(results.gaps)
-    unclean = [_name(row) for row in results.rows if row.timing.clean == 0]
-    if unclean and not results.short:
-        texts.append(f"The processor was taken away during every sample of: {'; '.join(unclean)}. These may read high.")
+    if not results.short and any(row.timing.clean == 0 for row in results.rows):
+        texts.append(
+            f"{_UNCLEAN}: the processor was taken away during every sample, and the caches were others' in between; the time may read high."
+        )
     missing: dict[tuple[str, str], list[str]] = {}
     for row in results.rows:
         for peer in row.peers:

@@ -93,12 +93,14 @@ class Probe(NamedTuple):
 
     name, unit  of the limit
     work        multiply-adds, or bytes, that one run does
+    threads     that it keeps busy
     """
 
     name: str
     unit: str
     work: float
     run: Run
+    threads: int = 1
 
 
 class Limits:
@@ -118,7 +120,7 @@ class Limits:
         jobs = [functools.partial(_multiply_add, x, repeats, np.float32(0.999), np.float32(0.001)) for x in arrays]
         run = jobs[0] if threads == 1 else functools.partial(run_together, self.pool, jobs)
         name = f"float32 multiply-adds, {threads} thread{'s' * (threads > 1)}"
-        return Probe(name, "G/s", float(_CHAIN * _LANES * repeats * threads), run)
+        return Probe(name, "G/s", float(_CHAIN * _LANES * repeats * threads), run, threads)
 
     def in_place(self, size_bytes: int | None = None) -> Probe:
         """Bytes read and written where they stand, in an array of this size, else in one that no cache holds."""

@@ -28,7 +28,7 @@ from .limits import Limits, Probe, cache_bytes, run_together
 from .llamacpp_operators import convolution_operator, library, operator
 from .peers import COMPILED, EAGER, LLAMACPP, NUMPY, Work, convolution_work, forget_compiled, measured, numpy_work, torch_work
 from .results import Results, Row, What
-from .samples import Run, timed_in_turn
+from .samples import Job, Run, timed_in_turn
 
 SNAPSHOTS = 4
 THREADED = "mamba2_scan"
@@ -67,7 +67,7 @@ class Effort(NamedTuple):
 def full() -> Effort:
     """The run whose figures count."""
     memory_bytes = BEYOND_CACHES * cache_bytes(3)
-    return Effort(512, memory_bytes, SEQUENCES_MIN, 128, None, 0.6, 0.5, 8, exactness.CHECKPOINTS, False)
+    return Effort(512, memory_bytes, SEQUENCES_MIN, 128, None, 0.6, 0.4, 8, exactness.CHECKPOINTS, False)
 
 
 def short() -> Effort:
@@ -257,8 +257,8 @@ class _Run:
     def measure(self, kernel: str, figures: Sequence[Figure]) -> list[Row]:
         """Sample figures, and all that bounds them, in turn."""
         probes = list({probe.name: probe for figure in figures for need in figure.needs for probe in need.probes}.values())
-        runs = [*(figure.run for figure in figures), *(probe.run for probe in probes)]
-        timings = timed_in_turn(runs, self.effort.seconds * len(runs))
+        jobs = [Job(one.run, one.threads) for one in (*figures, *probes)]
+        timings = timed_in_turn(jobs, self.effort.seconds * len(jobs))
         seconds_each: dict[str, float] = {}
         for probe, timing in zip(probes, timings[len(figures) :], strict=True):
             self.limits.remember(probe, timing)

@@ -2,13 +2,15 @@
 
 Rules
 - A time is the least of many short samples: what else runs only ever adds.
-- A sample during which the system took the processor away counts only when there is no other.
+- What runs on one thread is timed by the time that a core worked on it, what runs on two by the clock.
+- A sample during which the system took the processor away counts only when there is no other: it comes back to emptied caches.
 - What is compared is sampled in turn, one sample of each at a time: what a shared machine gives changes within seconds.
 """
 
 import resource
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, thread_time
+from typing import NamedTuple
 
 from .results import Timing
 
@@ -19,24 +21,32 @@ SAMPLES_MIN = 2
 Run = Callable[[], object]
 
 
+class Job(NamedTuple):
+    """Something to time, and how many threads it keeps busy."""
+
+    run: Run
+    threads: int = 1
+
+
 def timed(run: Run, seconds: float) -> Timing:
-    """Time `run` alone, as `timed_in_turn`."""
-    return timed_in_turn((run,), seconds)[0]
+    """Time `run` alone, on one thread, as `timed_in_turn`."""
+    return timed_in_turn((Job(run),), seconds)[0]
 
 
-def timed_in_turn(runs: Sequence[Run], seconds: float) -> list[Timing]:
-    """Call each of `runs` once to warm up, then all in turn, again and again: for at most `seconds`, but at least `SAMPLES_MIN` times."""
-    every: list[list[float]] = [[] for _ in runs]
-    clean: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()
+def timed_in_turn(jobs: Sequence[Job], seconds: float) -> list[Timing]:
+    """Run each of `jobs` once to warm up, then all in turn, again and again: for at most `seconds`, but at least `SAMPLES_MIN` times."""
+    every: list[list[float]] = [[] for _ in jobs]
+    clean: list[list[float]] = [[] for _ in jobs]
+    for job in jobs:
+        job.run()
     started = perf_counter()
     while len(every[0]) < SAMPLES_MIN or (min(map(len, clean)) < CLEAN_SAMPLES and perf_counter() - started < seconds):
-        for run, own, own_clean in zip(runs, every, clean, strict=True):
+        for job, own, own_clean in zip(jobs, every, clean, strict=True):
+            clock = thread_time if job.threads == 1 else perf_counter
             switches = _switches()
-            before = perf_counter()
-            run()
-            elapsed = perf_counter() - before
+            before = clock()
+            job.run()
+            elapsed = clock() - before
             own.append(elapsed)
             if _switches() == switches:
                 own_clean.append(elapsed)
