@@ -40,10 +40,10 @@ def measured(name: str, make: Callable[[], Work | str], ours: np.ndarray, second
 
     ours  what it must give on its first run, in any shape of as many numbers
     """
-    work = make()
-    if isinstance(work, str):
-        return Peer(name, missing=work)
     try:
+        work = make()
+        if isinstance(work, str):
+            return Peer(name, missing=work)
         theirs = work.outputs(work.run())
     except Exception as error:  # a peer's fault of any kind is a line in the table
         return Peer(name, missing=f"{type(error).__name__}: {error}".splitlines()[0][:200])
