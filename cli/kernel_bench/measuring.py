@@ -257,7 +257,7 @@ class _Run:
     def measure(self, kernel: str, figures: Sequence[Figure]) -> list[Row]:
         """Sample figures, and all that bounds them, in turn."""
         probes = list({probe.name: probe for figure in figures for need in figure.needs for probe in need.probes}.values())
-        jobs = [Job(one.run, one.threads) for one in (*figures, *probes)]
+        jobs = [*(Job(figure.run, figure.threads) for figure in figures), *(Job(probe.run, probe.threads) for probe in probes)]
         timings = timed_in_turn(jobs, self.effort.seconds * len(jobs))
         seconds_each: dict[str, float] = {}
         for probe, timing in zip(probes, timings[len(figures) :], strict=True):
