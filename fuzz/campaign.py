@@ -28,6 +28,7 @@ from ..spec.models import Model
 from ..store.campaigns import Account, Campaign, Canary, Identity, Kept, Known, Noise, Replayed
 from ..store.findings import Finding, Oracle
 from ..store.keeping import Store
+from ..store.records import ShardRecord, Summary, divergent_text
 from ..store.statistics import Statistics, write_statistics
 from .canary_watch import CanaryWatch
 from .cluster import check_address, connected, open_cluster
@@ -146,6 +147,7 @@ class _Campaign:
         self.phase = "noise"
         self.ended_by: str | None = None
         self.models: dict[Model, Noise] = {}
+        self.testable: tuple[str, ...] = ()
         self.known: list[Known] = []
         self.seconds_in_waves = 0.0  # of the campaign; `seconds_reducing` is summed over jobs
 
@@ -259,6 +261,7 @@ class _Campaign:
         """Take over a shard's result."""
         for divergent in result.divergent:
             self.findings.add_divergent(self.waiting(self.position + divergent.number + 1, divergent.trial))
+        position = self.position
         self.position += result.programs
         self.not_judged += result.not_judged[: NOT_JUDGED_KEPT - len(self.not_judged)]
         self.programs += result.programs
@@ -273,6 +276,18 @@ class _Campaign:
         self.seconds_generating += result.seconds_generating
         self.seconds_running += result.seconds_running
         self.seconds_judging += result.seconds_judging
+        if result.summary is not None and result.programs:
+            self.keeper.add_shard(self.record(position, result, result.summary))
+
+    def record(self, position: int, result: ShardResult, summary: Summary) -> ShardRecord:
+        """What is kept of a shard whose first program was the campaign's number `position`, counted from 0."""
+        family = shard_model(self.settings.seed, result.shard, self.testable).family
+        divergent = divergent_text((own.number, own.trial.signature or "") for own in result.divergent)
+        seconds = round(self.earlier_seconds + self.seconds, 3)
+        return ShardRecord(
+            position, result.shard, position - result.shard * self.whole, family, result.programs, seconds,
+            self.atlas.reached_count, len(self.findings.by_signature), divergent, *summary,
+        )  # fmt: skip
 
     def watch(self, watching: CanaryWatch, result: ShardResult) -> Canary:
         """Try a shard of swarm on the canary, when it is its turn; it is as large as the campaign's where that has shards of the same size.
@@ -442,7 +457,7 @@ class _Campaign:
         complete = False
         self.begin()
         try:
-            families = self.measure()
+            families = self.testable = self.measure()
             watching = CanaryWatch(self.bench, families)
             if families:
                 watching.watch(self.settings.seed, 0, WARM_UP_PROGRAMS)  # compiling is not taken from the budget

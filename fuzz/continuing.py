@@ -16,6 +16,7 @@ from ..spec.programs import program_line
 from ..store.campaigns import Account, FindingRow, Identity, Kept, NotKept, Tally, WaitingRow
 from ..store.findings import Finding
 from ..store.keeping import Change, Store
+from ..store.records import ShardRecord
 from .corpus import Corpus
 from .known import Findings, Waiting
 from .signatures import enabling_operations
@@ -27,6 +28,7 @@ class Keeper:
 
     def __init__(self, store: Store | None, findings: Findings, corpus: Corpus) -> None:
         self.scripts: dict[str, str | None] = {}
+        self._shards: list[ShardRecord] = []
         self._store = store
         self._findings = findings
         self._corpus = corpus
@@ -38,6 +40,11 @@ class Keeper:
         """Why the folder does not hold what it should; empty: it does."""
         return self._database_fault or self._folder_fault
 
+    def add_shard(self, record: ShardRecord) -> None:
+        """Keep this of a shard with the next change, where there is a folder."""
+        if self._store is not None:
+            self._shards.append(record)
+
     def save(self, account: Account, position: int, learned: int | None, abilities: set[str], run: tuple[float, int, str | None]) -> None:
         """Keep what changed, then show the findings that are new; `run`: seconds and programs of this run of the command, and when it ended,
         if it did."""
@@ -47,7 +54,7 @@ class Keeper:
         changed = [finding for finding in findings.by_signature.values() if self._kept.get(finding.signature) is not finding]
         waiting = [_row(entry) for entry in findings.changed.values()]
         tally = _tally(position, learned, abilities, findings)
-        change = Change(account, tally, self._rows(changed), waiting, findings.finished, self._corpus.changed_rows())
+        change = Change(account, tally, self._rows(changed), waiting, findings.finished, self._corpus.changed_rows(), tuple(self._shards))
         self._database_fault = _fault(lambda: store.save(change, *run))
         if self._database_fault:
             return
@@ -56,6 +63,7 @@ class Keeper:
         findings.changed.clear()
         findings.finished.clear()
         self._corpus.changed.clear()
+        self._shards.clear()
         if new and not self._folder_fault:
             self._folder_fault = _fault(lambda: store.write_folders(self._rows(new)))
 

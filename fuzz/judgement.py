@@ -11,6 +11,7 @@ Rules
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,13 +153,39 @@ def judge(
 
     Where an operation's rows and the state after it are wrong, the state decides: it says in which layer.
     """
+    return [judged.verdict for judged in judge_closely(model, runs, tolerance, state_tolerance, truths, tolerances)]
+
+
+class Judged(NamedTuple):
+    """A run's verdict, and how close each of its rows came to its tolerance: error / tolerance, float64 [rows]."""
+
+    verdict: Verdict
+    closeness: np.ndarray
+
+
+def judge_closely(
+    model: Model,
+    runs: Sequence[Run],
+    tolerance: float,
+    state_tolerance: float | None = None,
+    truths: Truths | None = None,
+    tolerances: Tolerances | None = None,
+) -> list[Judged]:
+    """The same, with what every row came to."""
     of_spans = [[tolerance] * len(run.spans) for run in runs] if tolerances is None else tolerances
     errors = span_errors(model, runs, truths, of_spans)
     verdicts = [_judge_run(run, own, allowed, tolerance) for run, own, allowed in zip(runs, errors, of_spans, strict=True)]
     if truths is not None:
         verdicts = [_as_far_as_known(run, own, verdict) for run, own, verdict in zip(runs, truths, verdicts, strict=True)]
     states = state_verdicts(model, runs, tolerance if state_tolerance is None else state_tolerance)
-    return [_earlier(state, verdict) for state, verdict in zip(states, verdicts, strict=True)]
+    closeness = [_closeness(own, allowed) for own, allowed in zip(errors, of_spans, strict=True)]
+    return [Judged(_earlier(state, verdict), close) for state, verdict, close in zip(states, verdicts, closeness, strict=True)]
+
+
+def _closeness(errors: Sequence[np.ndarray], tolerances: Sequence[float]) -> np.ndarray:
+    if not errors:
+        return np.zeros(0)
+    return np.concatenate(errors) / np.repeat(np.array(tolerances, np.float64), [len(own) for own in errors])
 
 
 def _earlier(state: Verdict | None, verdict: Verdict) -> Verdict:

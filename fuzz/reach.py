@@ -213,6 +213,11 @@ class Atlas:
             self.counts[table].update({cell: number for cell, number in counts.items() if number})
         self.abilities.update(abilities)
 
+    @property
+    def reached_count(self) -> int:
+        """How many cells were reached."""
+        return sum(sum(map(bool, counts.values())) for counts in self.counts.values())
+
     def reach(self) -> Reach:
         """All cells that could have been reached, and how often they were; also what was reached beside them."""
         possible = cells(frozenset(self.abilities)) if self.abilities else {}

@@ -25,11 +25,13 @@ from ..spec.errors import UnavailableError, UsageError
 from ..spec.models import Model
 from ..spec.programs import Program, program_line
 from ..store.campaigns import Context, Noise
+from ..store.records import Summary
 from .corpus import Example, count_with_examples
 from .generation import generate, model_for
 from .pair import open_bench
 from .profiles import PROFILES, SWARM
 from .reach import NOTHING_REACHED, ReachCounter, Reached
+from .summaries import summary_of
 from .trial import Bench, Trial, without_rows
 from .two_builds import also_in_old
 
@@ -72,6 +74,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     also_in_old  coarse signature -> programs that diverge in the same way on the other build, where there is one
     reached  what the programs reached
     examples  the smallest right programs for the cells that they reached
+    summary  what is kept of every program; None: nothing
     """
 
     shard: int
@@ -88,6 +91,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     also_in_old: dict[str, int] = {}
     reached: Reached = NOTHING_REACHED
     examples: tuple[Example, ...] = ()
+    summary: Summary | None = None
 
 
 def number_of(*parts: object) -> int:
@@ -146,13 +150,14 @@ def run_shard(bench: Bench, task: ShardTask) -> ShardResult:
         also_in_old(bench.label, trials),
         counter.reached(),
         examples,
+        summary_of(trials, outcomes),
     )
 
 
 def light(trial: Trial) -> Trial:
     """A trial without its output rows, which nobody needs again."""
     runs = [run and without_rows(run) for run in (trial.run, trial.other)]
-    return msgspec.structs.replace(trial, run=runs[0], other=runs[1], truths=(), tolerances=())
+    return msgspec.structs.replace(trial, run=runs[0], other=runs[1], truths=(), tolerances=(), closeness=None)
 
 
 @contextlib.contextmanager

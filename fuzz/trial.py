@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+import numpy as np
 
 from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UnavailableError, UsageError
@@ -29,7 +30,7 @@ from ..targets.registry import load_target
 from .calibration import Logs, all_logs, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
-from .judgement import judge, without_truth
+from .judgement import judge_closely, without_truth
 from .sandbox import Death, Sandbox
 from .signatures import coarse_signature
 from .truth import ORACLES, PLAIN_SETTING, EngineTruth, Setting, form_of, settings_of
@@ -50,6 +51,7 @@ class Trial(msgspec.Struct, frozen=True):
     old        what was judged of it on another build, up to the operation at which it parted, where it was tried there (two_builds.py)
     truths     for every span of the run the true rows (truth.NoTruth where there is none), where the target is its own oracle
     tolerances  for every span of the run that of its session
+    closeness  error / tolerance of every row that was compared, float64 [rows]; None: none was, or that is not known any more
     """
 
     program: Program
@@ -62,6 +64,7 @@ class Trial(msgspec.Struct, frozen=True):
     old: Verdict | None = None
     truths: tuple[Any, ...] = ()
     tolerances: tuple[float, ...] = ()
+    closeness: Any = None
 
 
 def check_judgeable(program: Program) -> None:
@@ -246,6 +249,7 @@ class Bench:
             truths = {number: tuple(rows) for (number, _), rows in zip(ran, own, strict=True)}
         started = perf_counter()
         verdicts: dict[int, Verdict] = {}
+        closeness: dict[int, np.ndarray] = {}
         alike: dict[tuple[Model, float], list[int]] = defaultdict(list)
         for number, _ in ran:
             alike[programs[number].model, self.program_tolerance(programs[number])].append(number)
@@ -253,13 +257,14 @@ class Bench:
             runs = [result for number in numbers if isinstance(result := results[number], Run)]
             true_rows = None if self.truth is None else [truths[number] for number in numbers]
             state_tolerance = self.noise(model).state_tolerance if self.manner.inspect else None
-            judged = judge(model, runs, tolerance, state_tolerance, true_rows, [tolerances[number] for number in numbers])
-            verdicts.update(zip(numbers, judged, strict=True))
+            of_spans = [tolerances[number] for number in numbers]
+            for number, judged in zip(numbers, judge_closely(model, runs, tolerance, state_tolerance, true_rows, of_spans), strict=True):
+                verdicts[number], closeness[number] = judged
         self.spent.judging += perf_counter() - started
         if self.truth is not None:
             verdicts |= self._doubted(self.truth, programs, dict(ran), verdicts)
         return [
-            self._trial(program, result, verdicts.get(number), truths.get(number, ()), tolerances.get(number, ()))
+            self._trial(program, result, verdicts.get(number), truths.get(number, ()), tolerances.get(number, ()), closeness.get(number))
             for number, (program, result) in enumerate(zip(programs, results, strict=True))
         ]
 
@@ -281,6 +286,7 @@ class Bench:
         verdict: Verdict | None,
         truths: tuple[Any, ...],
         tolerances: tuple[float, ...],
+        closeness: np.ndarray | None,
     ) -> Trial:
         run: Run | None = None
         log: tuple[str, ...] = ()
@@ -294,7 +300,8 @@ class Bench:
             case Failed():
                 verdict = failed_verdict(result)
         assert verdict is not None
-        return msgspec.structs.replace(self.trial(program, run, verdict, log), truths=truths, tolerances=tolerances)
+        trial = self.trial(program, run, verdict, log)
+        return msgspec.structs.replace(trial, truths=truths, tolerances=tolerances, closeness=closeness)
 
     def trial(self, program: Program, run: Run | None, verdict: Verdict, log: tuple[str, ...] = (), other: Run | None = None) -> Trial:
         """The trial of a program that was judged."""

@@ -17,6 +17,7 @@ import msgspec
 from ..spec.errors import UsageError
 from .database import DATABASE_FILE, damaged, explained, read_database
 from .findings import Amount, Count, Finding, Oracle, checked_finding
+from .records import ShardRecord, read_records
 
 FORMAT = 1
 
@@ -339,6 +340,16 @@ def read_campaign(folder: Path) -> Campaign:
     account = msgspec.structs.replace(kept.account, unreduced=unreduced_of(kept.tally.unexplained, waiting, not_kept))
     findings = sorted((row.finding for row in kept.findings), key=lambda finding: (finding.found_after_programs, finding.signature))
     return Campaign(account, tuple(findings))
+
+
+def read_shards(folder: Path) -> tuple[ShardRecord, ...]:
+    """What a campaign keeps of its programs, shard by shard; () of one of an older version. Raises UsageError when it cannot be used."""
+    path = folder / DATABASE_FILE
+    with closing(read_database(path)) as connection, explained(path, "read"):
+        try:
+            return read_records(connection)
+        except ValueError as error:
+            raise UsageError(damaged(path, str(error))) from None
 
 
 Operations = tuple[str, ...]

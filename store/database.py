@@ -54,6 +54,14 @@ MIGRATIONS = (
         PRIMARY KEY (kind, cell)
     ) STRICT;
     """,
+    """
+    CREATE TABLE shards (
+        position INTEGER PRIMARY KEY, shard INTEGER NOT NULL, first INTEGER NOT NULL, family TEXT NOT NULL, programs INTEGER NOT NULL,
+        seconds REAL NOT NULL, cells INTEGER NOT NULL, signatures INTEGER NOT NULL, divergent TEXT NOT NULL, kinds BLOB NOT NULL,
+        operations BLOB NOT NULL, accepted BLOB NOT NULL, errors BLOB NOT NULL, tolerances BLOB NOT NULL, answers BLOB NOT NULL,
+        distances BLOB NOT NULL
+    ) STRICT;
+    """,
 )
 """The steps from nothing to the present schema.
 
@@ -63,6 +71,7 @@ findings  `body` is the finding as JSON, `script` its repro.py, `coarse` the sig
 waiting   divergences that wait to be reduced; `trial` is MessagePack, `counted` the finding that each counts for, `enabling` the operations
           that came before, as words
 corpus    the smallest program, on one line, for every cell that was reached
+shards    what is kept of every program: packed arrays for each shard (records.py); none for shards of an older version
 """
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -20,6 +20,7 @@ from ..spec.errors import UsageError
 from .campaigns import FINDINGS_FOLDER, Account, CorpusRow, FindingRow, Identity, Tally, WaitingRow, read_kept
 from .database import DATABASE_FILE, LOCK_FILE, create_database, explained, lock_folder, open_database, transaction
 from .findings import write_finding
+from .records import ShardRecord, put_records
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -31,6 +32,7 @@ class Change(msgspec.Struct, frozen=True):
     waiting: Sequence[WaitingRow] = ()
     finished: Sequence[int] = ()
     corpus: Sequence[CorpusRow] = ()
+    shards: tuple[ShardRecord, ...] = ()
 
 
 class Store:
@@ -92,6 +94,7 @@ class Store:
             connection.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, change.waiting))
             connection.executemany("DELETE FROM waiting WHERE number = ?", [(number,) for number in change.finished])
             connection.executemany("INSERT OR REPLACE INTO corpus VALUES (?, ?, ?, ?, ?)", map(_values, change.corpus))
+            put_records(connection, change.shards)
 
     def _check_still_there(self) -> None:
         """Raise UsageError when the file that is written to is not the folder's any more."""

@@ -26,7 +26,8 @@ from statedrift.reports.terminal import verdict_sentence  # noqa: E402
 from statedrift.spec.errors import UnavailableError, UsageError  # noqa: E402
 from statedrift.spec.programs import parse_program, program_text  # noqa: E402
 from statedrift.spec.verdicts import DIVERGENCE_KINDS  # noqa: E402
-from statedrift.store.campaigns import Campaign, Canary, read_campaign  # noqa: E402
+from statedrift.store.campaigns import Campaign, Canary, read_campaign, read_shards  # noqa: E402
+from statedrift.store.records import divergent_of  # noqa: E402
 
 from tests.processes import descendants  # noqa: E402
 
@@ -99,10 +100,16 @@ def test_a_budget_of_seconds_is_kept() -> None:
     assert 1.0 <= account.seconds <= 10.0
 
 
-def test_the_same_seed_gives_the_same_campaign_on_one_process_and_on_two(campaign: tuple[Campaign, Path]) -> None:
-    again = run_campaign(Settings(CANARY, ("lfm2",), programs=100, seed=5, jobs=2))
+def test_the_same_seed_gives_the_same_campaign_on_one_process_and_on_two(campaign: tuple[Campaign, Path], tmp_path: Path) -> None:
+    again = run_campaign(Settings(CANARY, ("lfm2",), programs=100, seed=5, jobs=2, out=tmp_path / "two"))
     assert counts(again) == counts(campaign[0])
     assert {finding.signature for finding in again.findings} == {finding.signature for finding in campaign[0].findings}
+    one, two = (
+        [msgspec.structs.replace(record, seconds=0.0) for record in read_shards(folder)] for folder in (campaign[1], tmp_path / "two")
+    )
+    assert one == two
+    assert [record.programs for record in one] == [64, 36]
+    assert sum(len(list(divergent_of(record))) for record in one) == 100 - again.account.verdicts["ok"] > 0
 
 
 # --- rounds, and what is known between them ----------------------------------------------------------------------------------
