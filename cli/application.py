@@ -212,11 +212,15 @@ def report(
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, for the test page of a CI job.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown, for the page of a CI job.")] = None,
     trend: Annotated[Path | None, typer.Option("--trend", metavar="FILE", help="Add a row for today to a table in Markdown.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one page with everything, for a browser.")] = None,
+    frames: Annotated[
+        Path | None, typer.Option("--frames", metavar="FOLDER", help="Write all tables as Parquet into this folder: programs, answers, errors, ...")
+    ] = None,
 ) -> int:
     """Show a campaign again, or write its findings."""
     from .reporting import report_command
 
-    return report_command(folder, csv, parquet, junit=junit, markdown=markdown, trend=trend)
+    return report_command(folder, csv, parquet, junit=junit, markdown=markdown, trend=trend, html=html, frames=frames)
 
 
 @application.command()

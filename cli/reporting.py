@@ -30,17 +30,24 @@ STANDARD_OUTPUT = Path("-")
 
 
 def report_command(
-    folder: Path, csv: Path | None, parquet: Path | None, junit: Path | None = None, markdown: Path | None = None, trend: Path | None = None
+    folder: Path,
+    csv: Path | None,
+    parquet: Path | None,
+    junit: Path | None = None,
+    markdown: Path | None = None,
+    trend: Path | None = None,
+    html: Path | None = None,
+    frames: Path | None = None,
 ) -> int:
     """Show or write a campaign; the answer is the exit status."""
-    places = {"--csv": csv, "--parquet": parquet, "--junit": junit, "--markdown": markdown, "--trend": trend}
+    places = {"--csv": csv, "--parquet": parquet, "--junit": junit, "--markdown": markdown, "--trend": trend, "--html": html}
     for option, path in places.items():
         check_place(option, path)
     campaign = opened_campaign(folder)
     gate = opened_gate(folder)
     if running := running_words(folder):
         failures.complain(f"{folder} is of a campaign that is running{running}: this is what it has kept so far")
-    if not any(places.values()):
+    if not any((*places.values(), frames)):
         say(summary_text(campaign, folder, reach_text(campaign.account)) + ("" if gate is None else "\n" + gate_text(campaign, gate)))
         return failures.OK
     _write_tables(campaign, csv, parquet)
@@ -57,6 +64,15 @@ def report_command(
 
         before = trend.read_text(encoding="utf-8", errors="replace") if trend.exists() else ""
         _write_text(trend, trend_text(before, str(trend), campaign, gate, datetime.now(UTC).date()))
+    if html is not None:
+        from .paging import page_of
+
+        _write_text(html, page_of(folder, campaign, gate, running))
+    if frames is not None:
+        from ..reports.frames import load, write_frames
+
+        write_frames(load(folder), frames)
+        print(f"written to {frames}", file=sys.stderr)
     return failures.OK
 
 

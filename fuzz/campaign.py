@@ -13,6 +13,8 @@ Rules
 """
 
 import contextlib
+import os
+import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -451,6 +453,7 @@ class _Campaign:
             replayed=self.replayed,
             against_library=self.bench.old_version,
             also_in_old=dict(sorted(self.also_in_old.items())),
+            machine=machine_words(),
         )
 
     def run(self) -> Campaign:
@@ -574,6 +577,11 @@ class _Campaign:
             corpus=self.replayed.corpus + len(trials),
             corpus_diverged=self.replayed.corpus_diverged + len(divergent),
         )
+
+
+def machine_words() -> str:
+    """The machine that this runs on, in words: architecture, cores, system."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 
 def identity_of(settings: Settings) -> Identity:

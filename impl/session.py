@@ -16,15 +16,18 @@ from ..spec.configuration import CacheConfiguration
 from ..spec.errors import UsageError
 from ..spec.models import Model
 from ..spec.operations import OPEN
+from ..spec.pictures import Reading, Snapshot, SnapshotCell
 from ..spec.target import Batch, Capabilities, Decoded, StateRow
 from ..spec.verdicts import ACCEPTED, Outcome, refused
 from .batches import OK, POSITION_NOT_NEXT, SEQUENCE_OUT_OF_RANGE, SplitBatch, split, ubatch_tokens
-from .cells import Cells, Plan, StrictCells
+from .cells import NONE, Cells, Plan, StrictCells
 from .coupled import Phase, phases_of
 from .forwards import Sights, turned_keys
 from .hybrid_cache import POSITION_MAX
 from .model import SIDES, Sides, check_session, open_cache, prepared
+from .ring import RingCells
 from .saved_state import pack, pack_session, unpack, unpack_session
+from .snapshots import digests, recurrent_rows
 
 N_BATCH = 4096
 ANSWER_ELEMENTS_MAX = 1 << 26
@@ -276,13 +279,8 @@ class NumbaSession:
         for index, layer in enumerate(model.embedding_layers if state.states is not None else ()):
             assert state.states is not None
             rows.append(StateRow(layer, "embedding", state.states.embedding[0, index].reshape(model.embedding_shape).T.copy()))
-        for index, layer in enumerate(model.recurrent_layers if state.states is not None else ()):
-            assert state.states is not None
-            convolution, recurrent = state.states.convolution[0, index], state.states.recurrent[0, index]
-            if convolution.size:
-                rows.append(StateRow(layer, "conv", convolution.reshape(model.convolution_shape).T.copy()))
-            if recurrent.size:
-                rows.append(StateRow(layer, "recurrent", recurrent.reshape(model.recurrent_shape).transpose(0, 2, 1).copy()))
+        if state.states is not None:
+            rows += recurrent_rows(model, state.states.convolution[0], state.states.recurrent[0])
         for index, layer in enumerate(model.attention_layers if state.keys is not None else ()):
             assert state.keys is not None
             assert state.values is not None
@@ -292,6 +290,29 @@ class NumbaSession:
                 assert state.index_rows is not None
                 rows.append(StateRow(layer, "index", state.index_rows[index][None, :, None, :-1].copy()))
         return sorted(rows, key=lambda row: row.layer)
+
+    def snapshot(self) -> Snapshot:
+        """The cells of the recurrent side, what their planes hold, and where every sequence is read from next."""
+        self._check_sequence("sequence", 0)
+        side = self._cache.recurrent
+        attention = tuple(self._cache.positions()) if self.capabilities.attention else ()
+        if side is None:
+            return Snapshot((), (), (), attention)
+        cells, is_ring = side.cells, isinstance(side.cells, RingCells)
+        count = len(cells.tail)
+        held = digests(side.parts, cells.row_count)
+        owners = [tuple(np.flatnonzero(cells.tail == cell).tolist()) for cell in range(count)]
+        shown = [
+            SnapshotCell(own, max((int(cells.position[sequence]) for sequence in own), default=-1), tuple(held[cell::count]))
+            for cell, own in enumerate(owners)
+        ]
+        readings = []
+        for sequence in np.flatnonzero(cells.tail != NONE).tolist():
+            plane, cell = divmod(int(cells.rows_of(sequence)[0]), count)
+            readings.append(Reading(sequence, cell, plane, 0 if is_ring else plane))
+        rows = [reading.plane * count + reading.cell for reading in readings]
+        states = [tuple(recurrent_rows(self._model, side.convolution_rows[:, row], side.recurrent_rows[:, row])) for row in rows]
+        return Snapshot(tuple(shown), tuple(readings), tuple(states), attention, is_ring)
 
     def close(self) -> None:
         """Give the memory back; every later call is an error."""

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from ..spec.models import model_text
 from ..spec.operations import (
@@ -130,17 +131,22 @@ def _parting(verdict: Verdict, operation: AnyOperation, answer: Answer | None, t
     return word, verdict.reason if verdict.reason not in ("", title) else place_text(verdict)
 
 
-def numbered_program(program: Program, verdict: Verdict, answers: Sequence[Answer] = (), title: str = "") -> list[str]:
-    """The program as numbered lines with what the target answered; `>` marks the operation at which they part.
+class ProgramRow(NamedTuple):
+    """An operation as it is shown: its number from 1, its text, what was said to it, a note, and whether target and truth part at it."""
 
-    answers   of the operations that were reached, in order; may be empty when they are not known
-    title     already said above: not said again
-    """
+    number: int
+    text: str
+    outcome: str
+    note: str
+    is_parting: bool
+
+
+def program_rows(program: Program, verdict: Verdict, answers: Sequence[Answer] = (), title: str = "") -> list[ProgramRow]:
+    """The newest operations up to the one at which they part, at most `OPERATIONS_SHOWN_MAX`; arguments as of `numbered_program`."""
     parting = verdict.operation_index if verdict.kind != "ok" else None
     end = len(program.operations) if parting is None else min(parting + 1, len(program.operations))
-    start = max(0, end - OPERATIONS_SHOWN_MAX)
-    rows: list[tuple[str, str, str]] = []
-    for index in range(start, end):
+    rows = []
+    for index in range(max(0, end - OPERATIONS_SHOWN_MAX), end):
         operation = program.operations[index]
         answer = answers[index] if index < len(answers) else None
         if index == parting:
@@ -149,18 +155,28 @@ def numbered_program(program: Program, verdict: Verdict, answers: Sequence[Answe
             outcome, note = answer.outcome.word, _note(operation, answer)
         else:
             outcome, note = ("" if not answers else "not run"), ""
-        rows.append((operation_text(operation), outcome, note))
-    number_width = len(str(max(end, 1)))
-    text_width = min(max((len(text) for text, _, _ in rows), default=0), _OPERATION_WIDTH_MAX)
-    before = rows if parting is None else rows[:-1]
-    outcome_width = max((len(outcome) for _, outcome, note in before if note), default=0)
+        rows.append(ProgramRow(index + 1, operation_text(operation), outcome, note, index == parting))
+    return rows
+
+
+def numbered_program(program: Program, verdict: Verdict, answers: Sequence[Answer] = (), title: str = "") -> list[str]:
+    """The program as numbered lines with what the target answered; `>` marks the operation at which they part.
+
+    answers   of the operations that were reached, in order; may be empty when they are not known
+    title     already said above: not said again
+    """
+    rows = program_rows(program, verdict, answers, title)
+    start = rows[0].number - 1 if rows else 0
+    number_width = len(str(rows[-1].number if rows else 1))
+    text_width = min(max((len(row.text) for row in rows), default=0), _OPERATION_WIDTH_MAX)
+    outcome_width = max((len(row.outcome) for row in rows if row.note and not row.is_parting), default=0)
     lines = wrapped("    " + setting_text(program), "      ")
     if start:
         lines.append(f"    ... {plural(start, 'operation')} before")
     indent = " " * (4 + number_width + 2 + 2)
-    for index, (text, outcome, note) in enumerate(rows, start):
-        mark = ">" if index == parting else " "
-        line = f"  {mark} {index + 1:<{number_width}}  {text:<{text_width}}  {outcome:<{outcome_width}}  "
+    for number, text, outcome, note, is_parting in rows:
+        mark = ">" if is_parting else " "
+        line = f"  {mark} {number:<{number_width}}  {text:<{text_width}}  {outcome:<{outcome_width}}  "
         lines += wrapped((line + note).rstrip(), " " * len(line) if note and len(line) <= _NOTE_INDENT_MAX else indent)
     return lines
 

@@ -145,6 +145,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended_by        why it went no further, where the target could not be used any more; None: it came to its end, or was stopped
     runs            of the command
     replayed        None: it began anew
+    machine         of the newest run: architecture, cores, system; "" in an account of an older version
     """
 
     target: str
@@ -181,6 +182,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int = FORMAT
     runs: Count = 1
     replayed: Replayed | None = None
+    machine: str = ""
 
 
 def gone_signatures(account: Account) -> tuple[str, ...]:
@@ -350,6 +352,13 @@ def read_shards(folder: Path) -> tuple[ShardRecord, ...]:
             return read_records(connection)
         except ValueError as error:
             raise UsageError(damaged(path, str(error))) from None
+
+
+def read_scripts(folder: Path) -> dict[str, str]:
+    """The text of every finding's `repro.py`, by signature, where it has one. Raises UsageError when the campaign cannot be used."""
+    path = folder / DATABASE_FILE
+    with closing(read_database(path)) as connection, explained(path, "read"):
+        return dict(connection.execute("SELECT signature, script FROM findings WHERE script IS NOT NULL"))
 
 
 Operations = tuple[str, ...]

@@ -18,11 +18,13 @@ from ...spec.errors import EngineAbort, UsageError
 from ...spec.families import family_of
 from ...spec.models import Model
 from ...spec.operations import OPEN
+from ...spec.pictures import Reading, Snapshot, SnapshotCell
 from ...spec.target import Batch, Capabilities, Decoded, StateRow
 from ...spec.verdicts import ACCEPTED, Outcome, refused
 from ..batches import SplitBatch
 from ..hybrid_cache import POSITION_MAX
 from ..model import check_session, prepared
+from ..snapshots import digests, recurrent_rows
 from .architectures import ARCHITECTURES
 from .batches import LlamaBatch, engine_order
 from .cells import required
@@ -241,6 +243,27 @@ class LlamaPolicySession:
     def inspect(self, sequence: int) -> Sequence[StateRow]:
         """Not offered: the states of this policy are wrong where the engine's are."""
         raise UsageError("target numba-llamacpp does not show its state rows")
+
+    def snapshot(self) -> Snapshot:
+        """The cells of the recurrent side as the policy keeps them, what their planes hold, and where every sequence is read from next."""
+        self._check_open()
+        side = self._memory.recurrent
+        cells = side.cells
+        size, planes = cells.size, 1 + cells.n_rs_seq
+        held = digests((side.convolution_rows, side.recurrent_rows), size * planes)
+        shown = [
+            SnapshotCell(tuple(sorted(owners)), position, tuple(held[cell::size]))
+            for cell, (owners, position) in enumerate(zip(cells.owners, cells.position, strict=True))
+        ]
+        readings = []
+        for sequence, cell in enumerate(cells.tail):
+            if cell >= 0 and cells.source[cell] >= 0:
+                plane = cells.rollback_index[sequence]
+                readings.append(Reading(sequence, cells.source[cell], plane, plane))
+        rows = [reading.plane * size + reading.cell for reading in readings]
+        states = [tuple(recurrent_rows(self._model, side.convolution_rows[:, row], side.recurrent_rows[:, row])) for row in rows]
+        attention = tuple(self._memory.attention[-1].bounds(sequence) for sequence in range(size)) if self._memory.attention else ()
+        return Snapshot(tuple(shown), tuple(readings), tuple(states), attention)
 
     def close(self) -> None:
         """Every later call is an error."""
