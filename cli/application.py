@@ -214,7 +214,8 @@ def report(
     trend: Annotated[Path | None, typer.Option("--trend", metavar="FILE", help="Add a row for today to a table in Markdown.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one page with everything, for a browser.")] = None,
     frames: Annotated[
-        Path | None, typer.Option("--frames", metavar="FOLDER", help="Write all tables as Parquet into this folder: programs, answers, errors, ...")
+        Path | None,
+        typer.Option("--frames", metavar="FOLDER", help="Write all tables as Parquet into this folder: programs, answers, errors, ..."),
     ] = None,
 ) -> int:
     """Show a campaign again, or write its findings."""

@@ -110,7 +110,11 @@ def film_of(program: Program, target_name: str, answers: Sequence[Answer], toler
     source = f"{name}, {version}"
     steps, logs_read = _steps(program, run, camera.pictures)
     agreed = _agreed(run, answers) if answers else len(steps)
-    notes = [] if name == target_name else [f"{target_name} does not show its cells: this is its memory rebuilt ({source}), given the same program."]
+    notes = (
+        []
+        if name == target_name
+        else [f"{target_name} does not show its cells: this is its memory rebuilt ({source}), given the same program."]
+    )
     if agreed < min(len(steps), len(answers)):
         notes.append(f"It answered operation {agreed + 1} differently, so the pictures end before it.")
         steps = steps[:agreed]

@@ -7,7 +7,7 @@ Rules
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import altair
@@ -38,13 +38,19 @@ def _svg(chart: Any) -> str:
     return text
 
 
-def growth_chart(timeline: pd.DataFrame) -> str:
-    """How divergent programs, reached cells and signatures grew with the programs; `timeline` as in frames.COLUMNS."""
+def _extent(words: Iterable[str]) -> int:
+    """Pixels that the longest of some labels takes in any font of this size."""
+    return 7 * max(map(len, words), default=0) + 8
+
+
+def growth_chart(timeline: pd.DataFrame, found: int) -> str:
+    """How divergent programs, reached cells and findings grew with the programs; `timeline` as in frames.COLUMNS, `found`: findings in the end."""
     if timeline.empty:
         return ""
     step = math.ceil(len(timeline) / TIMELINE_POINTS_MAX)
     kept = timeline.iloc[sorted({*range(0, len(timeline), step), len(timeline) - 1})]
     names = {"signatures": "findings", "cells": "behaviours reached", "divergent": "divergent programs"}
+    kept = kept.assign(signatures=[*kept["signatures"].iloc[:-1], found])  # what the last shard led to was reduced after it
     long = kept[["programs", *names]].rename(columns=names).melt("programs", var_name="what", value_name="count")
     start = pd.DataFrame({"programs": 0, "what": list(names.values()), "count": 0})
     line = altair.Chart(pd.concat([start, long.astype({"programs": "int64", "count": "int64"})]))
@@ -68,10 +74,11 @@ def errors_chart(errors: pd.DataFrame) -> str:
     shown = shown[shown["to"] >= smallest]
     shown["share"] = shown["rows"] / shown.groupby("family")["rows"].transform("sum").clip(lower=1)
     scale = altair.Scale(type="log", base=2, domain=[float(smallest) / 2, 1.3], nice=False)
-    bars = altair.Chart(shown).mark_bar(color=_ACCENT, binSpacing=1).encode(
+    bars = altair.Chart(shown).mark_rect(color=_ACCENT, stroke="white", strokeOpacity=0.4).encode(
         x=altair.X("from:Q", scale=scale, title="error / tolerance", axis=altair.Axis(values=[2.0**-k for k in range(0, 40, 2)], labelExpr="'1/' + format(1/datum.value, ',')", grid=False)),
         x2="to:Q",
         y=altair.Y("share:Q", title="share of rows", axis=altair.Axis(format="%", tickCount=3)),
+        y2=altair.datum(0.0),
     )  # fmt: skip
     rule = altair.Chart(shown).mark_rule(color=_BAD, strokeWidth=2).encode(x=altair.datum(1.0))
     layered = altair.layer(bars, rule).properties(width=300, height=110)
@@ -84,7 +91,7 @@ def _heat(rows: list[tuple[str, str, int]], x_order: Sequence[str], y_order: Seq
     cells["level"] = [sum(count >= limit for limit in limits) for count in cells["count"]]
     cells["label"] = ["0" if count == 0 else "" for count in cells["count"]]
     axis_x = altair.X("x:N", sort=list(x_order), title=x_title, axis=altair.Axis(labelAngle=-45, orient="top"))
-    axis_y = altair.Y("y:N", sort=list(y_order), title=y_title)
+    axis_y = altair.Y("y:N", sort=list(y_order), title=y_title, axis=altair.Axis(minExtent=_extent(y_order)))
     base = altair.Chart(cells).encode(x=axis_x, y=axis_y)
     colour = altair.Color("level:O", scale=altair.Scale(domain=[1, 2, 3, 4], range=_HEAT[:4]), legend=None)
     reached = base.transform_filter("datum.count > 0").mark_rect(stroke="white", strokeOpacity=0.25).encode(color=colour)
@@ -114,21 +121,26 @@ def states_chart(reach: Reach | None) -> str:
     return _heat(rows, roles, list(states), "operation", "while")
 
 
-def offsets_chart(offsets: Sequence[Offset], parting: int | None) -> str:
+def offsets_chart(offsets: Sequence[Offset]) -> str:
     """Where outputs and states are off: operations from left to right, layers from bottom to top, the output above them; in tolerances."""
     if not offsets:
         return ""
-    whats = sorted({own.what for own in offsets}, key=lambda what: (what != "output", -int(what.split()[1]) if what != "output" else 0, what))
+    whats = sorted(
+        {own.what for own in offsets}, key=lambda what: (what != "output", -int(what.split()[1]) if what != "output" else 0, what)
+    )
     rows = [(str(own.index + 1), own.what, _level(own.tolerances), _times(own.tolerances)) for own in offsets]
     cells = pd.DataFrame(rows, columns=["operation", "what", "level", "label"])
     order = [str(index + 1) for index in sorted({own.index for own in offsets})]
     base = altair.Chart(cells).encode(
         x=altair.X("operation:N", sort=order, title="operation", axis=altair.Axis(labelAngle=0)),
-        y=altair.Y("what:N", sort=whats, title=None),
+        y=altair.Y("what:N", sort=whats, title=None, axis=altair.Axis(minExtent=_extent(whats))),
     )
-    colour = altair.Color("level:O", scale=altair.Scale(domain=[0, 1, 2, 3], range=["#9ccc9c", "#f0b429", "#e2683c", "#b3261e"]), legend=None)
+    colour = altair.Color(
+        "level:O", scale=altair.Scale(domain=[0, 1, 2, 3], range=["#9ccc9c", "#f0b429", "#e2683c", "#b3261e"]), legend=None
+    )
     rects = base.mark_rect(stroke="white", strokeOpacity=0.3).encode(color=colour)
-    texts = base.mark_text(fontSize=10, color="#14171a").encode(text="label:N")
+    ink = altair.condition("datum.level >= 3", altair.value("#ffffff"), altair.value("#14171a"))
+    texts = base.mark_text(fontSize=10).encode(text="label:N", color=ink)
     width = max(30, min(52, 620 // max(1, len(order))))
     return _svg(altair.layer(rects, texts).properties(width=altair.Step(width), height=altair.Step(20)))
 

@@ -10,6 +10,7 @@ Source: HTML Living Standard; WAI-ARIA Authoring Practices (sortable table, slid
 import base64
 import functools
 import hashlib
+import math
 from importlib import resources
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import markupsafe
 
 from ..spec.pictures import Film, FilmCell, FilmStep, Plane
 from ..spec.programs import program_id, program_text
+from ..spec.verdicts import Verdict
 from ..store.campaigns import gone_signatures
 from ..store.findings import folder_name
 from . import charts
@@ -77,12 +79,12 @@ class Picture(NamedTuple):
 def page_text(report: Report, frames: CampaignFrames) -> str:
     """The page, at most `BYTES_MAX` bytes of UTF-8 where cards and pictures can be left out of it."""
     drawn = {
-        "growth": charts.growth_chart(frames.timeline),
+        "growth": charts.growth_chart(frames.timeline, len(report.campaign.findings)),
         "errors": charts.errors_chart(frames.errors),
         "pairs": charts.pairs_chart(report.campaign.account.reach),
         "states": charts.states_chart(report.campaign.account.reach),
     }
-    offsets = {card.number: charts.offsets_chart(card.film.offsets, None) for card in report.cards[:CARDS_MAX] if card.film is not None}
+    offsets = {card.number: charts.offsets_chart(card.film.offsets) for card in report.cards[:CARDS_MAX] if card.film is not None}
     text = ""
     for look in [*(Look(steps, True) for steps in STEPS_SHOWN), Look(0, False)]:
         text = _rendered(report, drawn, offsets, look)
@@ -130,7 +132,7 @@ def _template() -> jinja2.Template:
     environment.globals.update(
         plural=plural, program_id=program_id, program_text=program_text, setting_text=setting_text, place_text=place_text,
         short_version=short_version, judged_by_words=judged_by_words, folder_name=folder_name, plane_words=plane_words,
-        moment=moment, cut=cut, PLANES=PLANES_SHOWN_MAX, sequences_words=sequences_words,
+        moment=moment, cut=cut, tolerances_off=tolerances_off, PLANES=PLANES_SHOWN_MAX, sequences_words=sequences_words,
     )  # fmt: skip
     return environment.get_template("page.html")
 
@@ -142,6 +144,13 @@ def moment(text: str) -> str:
     """A moment of ISO 8601 in UTC, to the minute; what is none is shown as it is."""
     is_whole = len(text) >= 16 and text[10] == "T"
     return f"{text[:10]} {text[11:16]} UTC" if is_whole else text
+
+
+def tolerances_off(verdict: Verdict, grouping: str = "") -> str:
+    """How many tolerances a row is off; "" where that is no number."""
+    if verdict.error is None or not verdict.tolerance or not math.isfinite(verdict.error / verdict.tolerance):
+        return ""
+    return f"{verdict.error / verdict.tolerance:{grouping}.0f}"
 
 
 def cut(text: str, characters: int) -> str:
@@ -175,7 +184,9 @@ def _picture(card: Card, steps_max: int) -> Picture | None:
     shown = film.steps[-steps_max:] if steps_max else ()
     parting = card.finding.verdict.operation_index
     places = [place for place, step in enumerate(shown) if step.index == parting]
-    return Picture(film, tuple(map(_shown_step, shown)), film.skipped + len(film.steps) - len(shown), places[0] if places else max(0, len(shown) - 1))
+    return Picture(
+        film, tuple(map(_shown_step, shown)), film.skipped + len(film.steps) - len(shown), places[0] if places else max(0, len(shown) - 1)
+    )
 
 
 def _shown_step(step: FilmStep) -> ShownStep:

@@ -148,7 +148,10 @@ def _facts(account: Account, gate: Gate | None) -> tuple[tuple[str, str], ...]:
         ("target", f"{account.target} {account.version}"),
         ("truth", truth),
         ("families", ", ".join(account.families)),
-        ("budget", f"{plural(account.programs, 'program')}, {account.operations:,} operations in {account.seconds:.0f} s; {plural(account.jobs, 'job')}"),
+        (
+            "budget",
+            f"{plural(account.programs, 'program')}, {account.operations:,} operations in {account.seconds:.0f} s; {plural(account.jobs, 'job')}",
+        ),
         ("drawn", f"profile {account.profile}, seed {account.seed}" + (f"; run {account.runs:,}" if account.runs > 1 else "")),
         ("machine", account.machine),
         ("started", account.started_at[:16].replace("T", " ") + " UTC"),
@@ -165,6 +168,7 @@ def _matrix(campaign: Campaign, records: tuple[ShardRecord, ...]) -> tuple[Matri
     accepted = [ANSWERS.index(word) for word in ("accepted", "cancelled")]
     sent = [ANSWERS.index(word) for word in ANSWERS if word != "skipped"]
     parted = {(finding.family, _parting_operation(finding)) for finding in campaign.findings}
+    parted |= {_place_of(left.signature) for left in account.unreduced}
     rows = []
     for number, operation in enumerate(OPERATIONS):
         passages: list[tuple[Passage, int]] = []
@@ -186,6 +190,12 @@ def _matrix(campaign: Campaign, records: tuple[ShardRecord, ...]) -> tuple[Matri
             passages.append((passage, total))
         rows.append(MatrixRow(operation, tuple(passages)))
     return tuple(rows)
+
+
+def _place_of(signature: str) -> tuple[str, str]:
+    """Family and operation of a coarse signature, as in "llamacpp/lfm2 crash at share-range (self)"."""
+    where, _, rest = signature.partition(" at ")
+    return where.split(" ", 1)[0].rpartition("/")[2], rest.split(" ", 1)[0].split("-", 1)[0]
 
 
 def _parting_operation(finding: Finding) -> str:
