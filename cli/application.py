@@ -225,6 +225,23 @@ def report(
 
 
 @application.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A campaign's folder, or a target.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    family: FamilyOption = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", help="Of two targets: how long to look for differences (20).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Of two targets: keep the campaign here.")] = None,
+    llama_dir: LlamaDirOption = None,
+    llama_include: LlamaIncludeOption = None,
+    llama_lib: LlamaLibOption = None,
+) -> int:
+    """Show what only one of two campaigns found, or what only one of two targets does."""
+    from .comparing import compare_command
+
+    return compare_command(first, second, tuple(family or ()), seconds, out)
+
+
+@application.command()
 def baseline(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A campaign's folder.")],
     file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The baseline, in TOML; --update makes it when there is none.")],

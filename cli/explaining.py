@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from ..fuzz.execution import Run, Step
+from ..fuzz.filming import film_of
 from ..fuzz.judgement import judged_errors, span_errors
 from ..fuzz.pair import row_differences, row_texts, wrong_span
 from ..fuzz.retrace import Moment, retrace
-from ..fuzz.trial import Trial
+from ..fuzz.trial import Trial, answers_of
 from ..oracle.contract import MAY, Span
 from ..oracle.recompute import Request, recompute_of
+from ..reports.pictures import cell_lines
 from ..reports.terminal import log_lines, place_text, plural, right_lines, setting_text, undocumented_lines, wrapped
 from ..spec.configuration import CacheConfiguration
 from ..spec.operations import (
@@ -42,6 +44,7 @@ from ..spec.operations import (
     Shift,
     operation_name,
 )  # fmt: skip
+from ..spec.pictures import Film, FilmStep
 from ..spec.programs import operation_text
 from ..spec.tokens import DIRTY_TOKEN_COUNT
 from ..spec.verdicts import DIVERGENCE_KINDS
@@ -79,16 +82,23 @@ def explain_command(
     if trial.verdict.kind == "ok":
         lines += right_lines(trial.verdict, was_compared(trial), states_compared(trial))
     lines += wrapped("    " + setting_text(trial.program), "      ")
-    lines += step_lines(trial, bench.target.poison) if against is None else pair_step_lines(trial, (target_name, against))
+    film = film_of(trial.program, target_name, answers_of(trial), trial.tolerance) if against is None else None
+    lines += step_lines(trial, bench.target.poison, film) if against is None else pair_step_lines(trial, (target_name, against))
     lines.append("")
     lines += log_lines(trial.log)
+    if film is not None and film.steps and film.note:
+        lines += wrapped(f"  cells    {film.note}", " " * 11)
     lines.append(f"  replay   {replay_words(given, target_name, against, inspect, oracle)}")
     say("\n".join(lines) + "\n")
     return status_of(trial.verdict, documented, undocumented)
 
 
-def step_lines(trial: Trial, poisons: bool = False) -> list[str]:
-    """Every step that counts, as lines of text: those after a divergence are left out. `poisons`: the target honours `start=poison`."""
+def step_lines(trial: Trial, poisons: bool = False, film: Film | None = None) -> list[str]:
+    """Every step that counts, as lines of text: those after a divergence are left out.
+
+    poisons  the target honours `start=poison`
+    film     of the program: what the cells hold after each step is shown, too
+    """
     run = trial.run
     if trial.verdict.kind in ("crash", "hang") and trial.verdict.operation_index is None:
         return _opening_lines(trial, poisons)
@@ -96,11 +106,12 @@ def step_lines(trial: Trial, poisons: bool = False) -> list[str]:
         return wrapped(f"  nothing is known of its steps: {trial.verdict.reason}", "    ")
     parting = trial.verdict.operation_index if trial.verdict.kind != "ok" else None
     rows = _rows_of_steps(trial, run)
+    pictures = {step.index: step for step in film.steps} if film is not None else {}
     lines: list[str] = []
     unfinished: Moment | None = None
     for moment in retrace(trial.program, run):
         if unfinished:
-            lines += _truth_lines(unfinished, rows)
+            lines += _truth_lines(unfinished, rows) + _cell_lines(pictures.get(unfinished.index))
         is_parting = moment.index == parting
         unfinished = None if is_parting or moment.step.demand in ("skip", "undeclared") else moment
         lines.append("")
@@ -110,8 +121,8 @@ def step_lines(trial: Trial, poisons: bool = False) -> list[str]:
         if is_parting:
             for label, value in _parting_facts(moment, trial, run):
                 lines += _fact_lines(label, value)
-            return lines
-    return lines + (_truth_lines(unfinished, rows) if unfinished else [])
+            return lines + _cell_lines(pictures.get(moment.index))
+    return lines + (_truth_lines(unfinished, rows) + _cell_lines(pictures.get(unfinished.index)) if unfinished else [])
 
 
 def pair_step_lines(trial: Trial, names: tuple[str, str]) -> list[str]:
@@ -221,6 +232,11 @@ def _truth_lines(moment: Moment, rows: dict[int, str]) -> list[str]:
     text = f"last positions {ledger_text([log.position for log in logs])}"
     text += f" (not checked: {', '.join(unchecked)})" if unchecked else ""
     return _fact_lines("truth", text + (f"; {rows[moment.index]}" if moment.index in rows else ""))
+
+
+def _cell_lines(step: FilmStep | None) -> list[str]:
+    """What the cells hold after a step, a fact for each."""
+    return [line for text in cell_lines(step) for line in _fact_lines("cell", text)] if step is not None else []
 
 
 def _positions_text(step: Step) -> str:

@@ -17,7 +17,7 @@ from ..reports.reach import reach_text
 from ..reports.terminal import campaign_text
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_id
-from ..store.campaigns import Campaign, read_campaign
+from ..store.campaigns import Campaign, read_campaign, read_shards
 from ..store.database import DATABASE_FILE, running_words
 from ..store.files import write_whole
 from ..store.findings import Finding, folder_name
@@ -53,8 +53,10 @@ def report_command(
     _write_tables(campaign, csv, parquet)
     if junit is not None:
         from ..reports.junit import junit_text
+        from ..reports.report import matrix_of
 
-        _write_text(junit, junit_text(campaign, gate, replay_of(folder)))
+        records = read_shards(folder)
+        _write_text(junit, junit_text(campaign, gate, replay_of(folder), matrix_of(campaign, records) if records else ()))
     if markdown is not None:
         from ..reports.markdown import markdown_text
 

@@ -105,10 +105,10 @@ def pairs_chart(reach: Reach | None) -> str:
     counts = reach.cells.get(PAIRS, {}) if reach is not None else {}
     if not counts:
         return ""
-    pairs = [(*name.split(_AFTER), number) for name, number in counts.items()]
+    pairs = [(name.partition(_AFTER)[0], name.partition(_AFTER)[2], number) for name, number in counts.items()]
     befores = list(dict.fromkeys(before for _, before, _ in pairs))
     thens = [name for name in OPERATION_NAMES if any(then == name for then, _, _ in pairs)]
-    return _heat([(str(then), str(before), int(number)) for then, before, number in pairs], thens, befores, "then", "before")
+    return _heat(pairs, thens, befores, "then", "before")
 
 
 def states_chart(reach: Reach | None) -> str:

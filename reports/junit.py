@@ -2,7 +2,8 @@
 
 Rules
 - Failures are what makes a gate red, and nothing else; what is known is skipped, with the reason that people gave; what could not be tested is an error.
-- Every suite has the case `was tested`, so that a family without a finding is seen to have been tested.
+- Every suite has the case `was tested`, so that a family without a finding is seen to have been tested, and where it is known what was sent
+  a case for every operation of the contract: passed, or skipped with what it was instead. What diverged fails in the cases of its findings.
 - Characters that XML 1.0 does not have stand as escapes, as on a terminal.
 - Elements, attributes and their order are those of the schema that Jenkins and its kin read.
 Source: jenkinsci/xunit-plugin, junit-10.xsd.
@@ -10,7 +11,7 @@ Source: jenkinsci/xunit-plugin, junit-10.xsd.
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..spec.programs import program_text
@@ -18,6 +19,7 @@ from ..store.campaigns import Campaign
 from ..store.findings import Finding
 from ..store.gate import EntryReplay, Gate, Sorted, sorted_out
 from .gate import expired_words, people_words
+from .report import MatrixRow
 from .terminal import could_not_test_words, in_order, numbered_program, plural, stopped_words, verdict_sentence
 
 CAMPAIGN = "campaign"
@@ -37,13 +39,14 @@ class _Case(NamedTuple):
     seconds: float = 0.0
 
 
-def junit_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str]) -> str:
+def junit_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str], matrix: Sequence[MatrixRow] = ()) -> str:
     """The XML, with its declaration and a line end at its end.
 
     gate       None: the campaign had no baseline; then every finding that counts is a failure
     replay_of  the command that shows a finding again
+    matrix     what became of the contract's operations, family by family (report.matrix_of)
     """
-    cases = _cases(campaign, gate, replay_of)
+    cases = _cases(campaign, gate, replay_of, matrix)
     account = campaign.account
     target = account.target if account.against is None else f"{account.target} against {account.against}"
     root = ElementTree.Element("testsuites", {"name": "statedrift", **_counts(cases)})
@@ -84,9 +87,10 @@ def _clean(text: str) -> str:
     return _FORBIDDEN.sub(lambda match: repr(match.group())[1:-1], text)
 
 
-def _cases(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str]) -> list[_Case]:
+def _cases(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str], matrix: Sequence[MatrixRow]) -> list[_Case]:
     account = campaign.account
     cases = [_family_case(campaign, family) for family in account.families]
+    cases += [_operation_case(row, place, family) for row in matrix for place, family in enumerate(account.families)]
     if gate is None:
         parts = None
         failures, skipped = [finding for finding in campaign.findings if finding.documented], []
@@ -119,6 +123,15 @@ def _family_case(campaign: Campaign, family: str) -> _Case:
     if not account.programs:
         return _Case(family, "was tested", "error", "could not test: it ended before the first program")
     return _Case(family, "was tested", "passed", seconds=account.seconds / max(1, len(account.families) - len(account.could_not_test)))
+
+
+def _operation_case(row: MatrixRow, place: int, family: str) -> _Case:
+    """What became of an operation of the contract in a family."""
+    passage, count = row.passages[place]
+    if passage == "passed":
+        return _Case(family, f"contract: {row.operation}", "passed", text=f"answered {count:,} times, every time as it must")
+    message = "diverged: the cases of its findings say how" if passage == "diverged" else passage
+    return _Case(family, f"contract: {row.operation}", "skipped", message)
 
 
 def _campaign_case(campaign: Campaign) -> _Case:

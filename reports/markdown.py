@@ -1,7 +1,7 @@
 """A campaign as Markdown, for the page of a CI job: the verdict, a table of what is new, known, gone and expired, and the new programs.
 
 Rules
-- At most `BYTES_MAX`, for a job's page takes 1 MiB: programs that there is no room for are counted.
+- At most `LINES_MAX` lines, so that it fits a comment of a pull request, and `BYTES_MAX`: what there is no room for is counted.
 - What is new comes first. Text of targets and people never becomes markup: cells are escaped, programs are fenced.
 """
 
@@ -14,8 +14,13 @@ from ..store.gate import Gate, sorted_out
 from .gate import entries_words, gate_rows, gate_sentence
 from .terminal import in_order, log_lines, numbered_program, plural, short_version, stopped_words, verdict_sentence
 
-BYTES_MAX = 900_000
-_ROOM_FOR_TABLE = 400_000
+BYTES_MAX = 60_000
+"""A comment takes 65,536 characters."""
+LINES_MAX = 59
+_ROOM_FOR_TABLE = 30_000
+_ROWS_MAX = 20
+_PROGRAM_LINES_MAX = 16
+_LOG_LINES_MAX = 4
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
@@ -65,7 +70,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
     for number, (label, words) in enumerate(rows):
         line = f"| {escaped(label)} | {escaped(words)} |"
         size += len(line.encode()) + 1
-        if size > _ROOM_FOR_TABLE:
+        if size > _ROOM_FOR_TABLE or number == _ROWS_MAX:
             lines.append(f"| | and {len(rows) - number:,} more |")
             break
         lines.append(line)
@@ -73,17 +78,24 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _finding_section(number: int, finding: Finding, replay: str) -> str:
-    lines = numbered_program(finding.program, finding.verdict, finding.answers, finding.title) + log_lines(finding.log)
+    lines = _shortened(numbered_program(finding.program, finding.verdict, finding.answers, finding.title))
+    lines += log_lines(finding.log[-_LOG_LINES_MAX:])
     heading = f"{number} {finding.verdict.kind} · {finding.family} · reproducible {finding.reproduced}/{finding.reruns}"
     undocumented = "" if finding.documented else f"\nundocumented: it needs {escaped(', '.join(finding.undocumented_uses))}\n"
     return f"\n### {escaped(heading)}\n\n{escaped(finding.title)}\n{undocumented}\n" + fenced("\n".join([*lines, f"  replay   {replay}"]))
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """The first line, which says the model, and the newest ones."""
+    left_out = len(lines) - _PROGRAM_LINES_MAX
+    return lines if left_out <= 0 else [lines[0], f"    ... {plural(left_out + 1, 'line')}", *lines[left_out + 2 :]]
 
 
 def _within(text: str, sections: list[str]) -> str:
     """The text and as many sections as there is room for."""
     for number, section in enumerate(sections):
         more = f"\nand {len(sections) - number:,} more programs; `statedrift report` has them all\n"
-        if len((text + section + more).encode()) > BYTES_MAX:
+        if len((text + section + more).encode()) > BYTES_MAX or (text + section + more).count("\n") > LINES_MAX:
             return text + more
         text += section
     return text

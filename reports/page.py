@@ -17,13 +17,14 @@ from typing import NamedTuple
 import jinja2
 import markupsafe
 
-from ..spec.pictures import Film, FilmCell, FilmStep, Plane
+from ..spec.pictures import Film, FilmCell, FilmStep
 from ..spec.programs import program_id, program_text
 from ..spec.verdicts import Verdict
 from ..store.campaigns import gone_signatures
 from ..store.findings import folder_name
 from . import charts
 from .frames import CampaignFrames
+from .pictures import CELLS_SHOWN_MAX, PLANES_SHOWN_MAX, plane_words, readers_of, sequences_words, used_cells
 from .report import Card, Report
 from .terminal import (
     could_not_test_words,
@@ -41,8 +42,6 @@ from .terminal import (
 BYTES_MAX = 2_000_000
 STEPS_SHOWN = (40, 12, 4, 1, 0)
 """Steps of a picture that are shown at most; the next number where the page would be too large."""
-CELLS_SHOWN_MAX = 8
-PLANES_SHOWN_MAX = 9
 CARDS_MAX = 60
 """More findings than this stand in the table only."""
 TEXT_MAX = 20_000
@@ -158,21 +157,6 @@ def cut(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[:characters]}\n... {len(text) - characters:,} characters more\n"
 
 
-def plane_words(plane: Plane) -> str:
-    """What a plane holds, in few words."""
-    if plane.token_count is None:
-        return "not known"
-    if plane.token_count == 0:
-        return "zero"
-    words = f"{plane.token_count} of seq {plane.sequence}"
-    return words + (", wrong" if plane.is_wrong else "")
-
-
-def sequences_words(sequences: tuple[int, ...]) -> str:
-    """Whose a cell is."""
-    return "free" if not sequences else "seq " + " ".join(map(str, sequences[:8])) + (" ..." if len(sequences) > 8 else "")
-
-
 # --- pictures ----------------------------------------------------------------------------------------------------------------
 
 
@@ -190,14 +174,6 @@ def _picture(card: Card, steps_max: int) -> Picture | None:
 
 
 def _shown_step(step: FilmStep) -> ShownStep:
-    reads: dict[tuple[int, int], list[tuple[int, str]]] = {}
-    for own in step.sequences:
-        if own.cell is not None and own.plane is not None:
-            reads.setdefault((own.cell, own.plane), []).append((own.sequence, own.claim))
-    is_used = {cell for cell, _ in reads}
-    used = [
-        (number, cell) for number, cell in enumerate(step.cells)
-        if cell.owners or number in is_used or any(plane.token_count != 0 for plane in cell.planes)
-    ]  # fmt: skip
+    used = used_cells(step)
     shown = used[:CELLS_SHOWN_MAX] or [(number, cell) for number, cell in enumerate(step.cells[:1])]
-    return ShownStep(step, tuple(shown), len(step.cells) - len(shown), reads)
+    return ShownStep(step, tuple(shown), len(step.cells) - len(shown), readers_of(step))

@@ -103,7 +103,7 @@ def report_of(
         cards=tuple(sorted(cards, key=lambda card: (order.index(card.state), card.number))),
         entries=_entries(campaign, gate),
         families=account.families,
-        matrix=_matrix(campaign, tuple(records)),
+        matrix=matrix_of(campaign, records),
         records=tuple(records),
         running=running,
         made_at=made_at,
@@ -161,9 +161,10 @@ def _facts(account: Account, gate: Gate | None) -> tuple[tuple[str, str], ...]:
     return tuple((label, value) for label, value in facts if value)
 
 
-def _matrix(campaign: Campaign, records: tuple[ShardRecord, ...]) -> tuple[MatrixRow, ...]:
+def matrix_of(campaign: Campaign, records: Sequence[ShardRecord]) -> tuple[MatrixRow, ...]:
+    """What became of every operation of the contract in every family of a campaign."""
     account = campaign.account
-    answers = answers_of(records)
+    answers = answers_of(tuple(records))
     not_offered = account.reach.not_offered if account.reach is not None else ()
     accepted = [ANSWERS.index(word) for word in ("accepted", "cancelled")]
     sent = [ANSWERS.index(word) for word in ANSWERS if word != "skipped"]

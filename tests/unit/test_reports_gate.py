@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from statedrift.reports.gate import ROWS, gate_colour, gate_screen, gate_text
 from statedrift.reports.junit import junit_text
-from statedrift.reports.markdown import BYTES_MAX, escaped, fenced, markdown_text
+from statedrift.reports.markdown import BYTES_MAX, LINES_MAX, escaped, fenced, markdown_text
 from statedrift.reports.trend import ROWS_MAX, trend_text
 from statedrift.spec.errors import UsageError
-from statedrift.spec.programs import parse_program, program_id
+from statedrift.spec.programs import Program, parse_program, program_id
 from statedrift.spec.verdicts import ACCEPTED, Verdict
 from statedrift.store.baseline import Entry
 from statedrift.store.campaigns import Account, Campaign, Unreduced
@@ -290,13 +290,26 @@ def test_markdown_shows_text_as_it_is() -> None:
     assert len(re.findall(r"(?<!\\)\|", table[0])) == 3
 
 
-def test_markdown_stays_under_a_mebibyte() -> None:
+def test_markdown_fits_a_comment_whatever_was_found() -> None:
     long = msgspec.structs.replace(NEW, log=("x" * 90,) * 300)
     findings = tuple(msgspec.structs.replace(long, signature=f"{NEW.signature} {number} {'é' * 500}") for number in range(2000))
     text = markdown_text(Campaign(ACCOUNT, findings), GREEN, replay_of)
-    assert 500_000 < len(text.encode()) <= BYTES_MAX < 1 << 20
-    assert re.search("and [0-9,]+ more programs; `statedrift report` has them all", text)
-    assert re.search("and [0-9,]+ more \\|", text)
+    assert len(text.encode()) <= BYTES_MAX < 65_536
+    assert LINES_MAX - 30 < len(text.splitlines()) <= LINES_MAX < 60
+    assert "more programs; `statedrift report` has them all" in text
+    assert re.search(r"and 1,98\d more \|", text)
+    assert "decode 0:1/1" in text
+
+
+def test_markdown_shows_a_long_program_by_its_end() -> None:
+    operations = tuple(parse_program("model lfm2 seed=0; decode 0:1").operations) * 50
+    program = Program(NEW.program.model, NEW.program.cache, operations)
+    finding = msgspec.structs.replace(NEW, program=program, verdict=msgspec.structs.replace(NEW.verdict, operation_index=49))
+    text = markdown_text(Campaign(ACCOUNT, (finding,)), None, replay_of)
+    assert "model lfm2 seed=0" in text
+    assert "... 36 lines" in text
+    assert "  > 50  decode 0:1" in text
+    assert len(text.splitlines()) <= 40
 
 
 # --- the trend ---------------------------------------------------------------------------------------------------------------

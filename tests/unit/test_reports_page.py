@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from contextlib import closing
 from html.parser import HTMLParser
@@ -19,7 +20,8 @@ import statedrift.reports
 from statedrift.cli.application import run as run_command
 from statedrift.reports import page
 from statedrift.reports.frames import frames_of
-from statedrift.reports.report import report_of
+from statedrift.reports.junit import junit_text
+from statedrift.reports.report import matrix_of, report_of
 from statedrift.spec.operations import Decode, Item
 from statedrift.spec.pictures import Film, FilmCell, FilmSequence, FilmStep, Offset, Plane
 from statedrift.spec.programs import Program, program_text
@@ -253,3 +255,24 @@ def test_without_what_draws_it_the_command_says_how_to_have_it(
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     assert run_command(["report", str(folder), "--html", str(tmp_path / "page.html")]) == 2
     assert "pip install 'statedrift[report]'" in capsys.readouterr().err
+
+
+# --- JUnit -------------------------------------------------------------------------------------------------------------------
+
+
+def test_junit_has_a_case_for_every_operation_of_the_contract_and_family() -> None:
+    account = msgspec.structs.replace(ACCOUNT, reach=REACH)
+    campaign = Campaign(account, (NEW,))
+    root = ElementTree.fromstring(junit_text(campaign, None, replay_of, matrix_of(campaign, RECORDS)).partition("\n")[2])
+    cases = {(case.get("classname"), case.get("name")): case for case in root.iter("testcase")}
+    assert sum(name is not None and name.startswith("contract: ") for _, name in cases) == 16 * 2
+    assert cases["llamacpp.lfm2", "contract: decode"].find("skipped") is None
+
+    def skipped(operation: str) -> str | None:
+        (why,) = cases["llamacpp.lfm2", f"contract: {operation}"].findall("skipped")
+        return why.get("message")
+
+    assert skipped("save") == "not reached"
+    assert skipped("divide") == "not offered"
+    assert skipped("rollback") == "diverged: the cases of its findings say how"
+    assert root.get("failures") == "1"
