@@ -6,8 +6,9 @@ import pytest
 from statedrift.cli.application import run as run_command
 from statedrift.cli.explaining import ledger_text, opening_text, step_lines
 from statedrift.fuzz.execution import Run, execute
+from statedrift.fuzz.filming import film_of
 from statedrift.fuzz.judgement import judge
-from statedrift.fuzz.trial import Bench, Trial
+from statedrift.fuzz.trial import Bench, Trial, answers_of
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.programs import parse_program
 from statedrift.spec.verdicts import Outcome, Verdict, VerdictKind
@@ -141,3 +142,17 @@ def test_a_death_is_explained_with_the_engines_last_words(capsys: pytest.Capture
 def test_last_positions_leave_empty_sequences_out() -> None:
     assert ledger_text([3, -1, 0]) == "0:3 2:0"
     assert ledger_text([-1, -1]) == "all empty"
+
+
+def test_the_cells_are_shown_after_every_step(run: Run) -> None:
+    trial = trial_of(run)
+    lines = step_lines(trial, film=film_of(PROGRAM, "numba", answers_of(trial), TOLERANCE))
+    assert facts(lines, 1)["cell"] == "0 (seq 0): 10 of seq 0 <- seq 0, its state | 9 of seq 0 | 8 of seq 0 | 7 of seq 0"
+    assert facts(lines, 2)["cell"].startswith("0 (seq 0 1): 10 of seq 0 <- seq 0, its state <- seq 1, its state |")
+    assert "cell" not in facts(step_lines(trial), 1)
+
+
+def test_a_sequence_that_goes_on_from_another_state_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "model lfm2 seed=0; decode 0:1; decode 0:1; rollback 0 1; decode 0:1"
+    assert run_command(["explain", text, "--target", "numba-llamacpp"]) == 1
+    assert "cell      0 (seq 0): 2 of seq 0 | zero <- seq 0, NOT its state | zero | zero" in capsys.readouterr().out
