@@ -3,7 +3,7 @@
 Rules
 - All text goes through Jinja2's escaping; what is not text (charts) comes from charts.py alone. The page's own policy lets no other script run.
 - At most `BYTES_MAX`: pictures of long programs lose their oldest steps first, then whole pictures go, then scripts; the page says so.
-- Without its script the page still shows everything but the other steps of a picture; on paper it shows the step that parts.
+- Without its script the page still shows everything but the other steps of a picture; on paper it shows the step where it first goes wrong.
 Source: HTML Living Standard; WAI-ARIA Authoring Practices (sortable table, slider); Content Security Policy Level 3.
 """
 
@@ -72,7 +72,7 @@ class Picture(NamedTuple):
     steps: tuple[ShownStep, ...]
     skipped: int
     current: int
-    """Place of the step that is shown first, among `steps`."""
+    """Place of the step that is shown first, among `steps`: where a sequence first reads what is not its state, else where they part."""
 
 
 def page_text(report: Report, frames: CampaignFrames) -> str:
@@ -167,7 +167,8 @@ def _picture(card: Card, steps_max: int) -> Picture | None:
     film = card.film
     shown = film.steps[-steps_max:] if steps_max else ()
     parting = card.finding.verdict.operation_index
-    places = [place for place, step in enumerate(shown) if step.index == parting]
+    places = [place for place, step in enumerate(shown) if any(own.claim == "wrong" for own in step.sequences)]
+    places += [place for place, step in enumerate(shown) if step.index == parting]
     return Picture(
         film, tuple(map(_shown_step, shown)), film.skipped + len(film.steps) - len(shown), places[0] if places else max(0, len(shown) - 1)
     )
