@@ -235,7 +235,7 @@ def compare(
     llama_include: LlamaIncludeOption = None,
     llama_lib: LlamaLibOption = None,
 ) -> int:
-    """Show what only one of two campaigns found, or what only one of two targets does."""
+    """Show what only one of two campaigns, or targets, has."""
     from .comparing import compare_command
 
     return compare_command(first, second, tuple(family or ()), seconds, out)

@@ -53,7 +53,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         (["fuzz", "--target", "numba", "--jobs", "0"], "--jobs"),
         (["report"], "DIR"),
         (["fuzz", "--target", "numba", "--no-such", "x"], "--no-such"),
-        (["report", "x", "--html", "x"], "--html"),
+        (["report", "x", "--pdf", "x"], "--pdf"),
         (["replay", "no-such-file.drift", "--target", "numba"], "no-such-file.drift"),
         (["replay", "model lfm2 seed=0; rollback 0", "--target", "numba"], "line 1, column 20"),
         (["replay", "model rwkv9; decode 0:1", "--target", "numba"], "rwkv9"),
