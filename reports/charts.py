@@ -75,7 +75,7 @@ def errors_chart(errors: pd.DataFrame) -> str:
     shown["share"] = shown["rows"] / shown.groupby("family")["rows"].transform("sum").clip(lower=1)
     scale = altair.Scale(type="log", base=2, domain=[float(smallest) / 2, 1.3], nice=False)
     bars = altair.Chart(shown).mark_rect(color=_ACCENT, stroke="white", strokeOpacity=0.4).encode(
-        x=altair.X("from:Q", scale=scale, title="error / tolerance", axis=altair.Axis(values=[2.0**-k for k in range(0, 40, 2)], labelExpr="'1/' + format(1/datum.value, ',')", grid=False)),
+        x=altair.X("from:Q", scale=scale, title="error / tolerance", axis=altair.Axis(values=[2.0**-k for k in range(0, 40, 4)], labelExpr="'1/' + format(1/datum.value, ',')", grid=False)),
         x2="to:Q",
         y=altair.Y("share:Q", title="share of rows", axis=altair.Axis(format="%", tickCount=3)),
         y2=altair.datum(0.0),

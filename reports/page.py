@@ -24,7 +24,7 @@ from ..store.campaigns import gone_signatures
 from ..store.findings import folder_name
 from . import charts
 from .frames import CampaignFrames
-from .pictures import CELLS_SHOWN_MAX, PLANES_SHOWN_MAX, plane_words, readers_of, sequences_words, used_cells
+from .pictures import CELLS_SHOWN_MAX, PLANES_SHOWN_MAX, has_other_attention, is_off, plane_words, readers_of, sequences_words, used_cells
 from .report import Card, Report
 from .terminal import (
     could_not_test_words,
@@ -131,7 +131,7 @@ def _template() -> jinja2.Template:
     environment.globals.update(
         plural=plural, program_id=program_id, program_text=program_text, setting_text=setting_text, place_text=place_text,
         short_version=short_version, judged_by_words=judged_by_words, folder_name=folder_name, plane_words=plane_words,
-        moment=moment, cut=cut, tolerances_off=tolerances_off, PLANES=PLANES_SHOWN_MAX, sequences_words=sequences_words,
+        moment=moment, cut=cut, tolerances_off=tolerances_off, PLANES=PLANES_SHOWN_MAX, sequences_words=sequences_words, has_other_attention=has_other_attention,
     )  # fmt: skip
     return environment.get_template("page.html")
 
@@ -167,7 +167,7 @@ def _picture(card: Card, steps_max: int) -> Picture | None:
     film = card.film
     shown = film.steps[-steps_max:] if steps_max else ()
     parting = card.finding.verdict.operation_index
-    places = [place for place, step in enumerate(shown) if any(own.claim == "wrong" for own in step.sequences)]
+    places = [place for place, step in enumerate(shown) if any(map(is_off, step.sequences))]
     places += [place for place, step in enumerate(shown) if step.index == parting]
     return Picture(
         film, tuple(map(_shown_step, shown)), film.skipped + len(film.steps) - len(shown), places[0] if places else max(0, len(shown) - 1)

@@ -7,7 +7,7 @@ Rules
 
 from collections.abc import Iterator
 
-from ..spec.pictures import FilmCell, FilmStep, Plane
+from ..spec.pictures import FilmCell, FilmSequence, FilmStep, Plane
 
 SEQUENCES_SHOWN_MAX = 8
 PLANES_SHOWN_MAX = 9
@@ -40,6 +40,16 @@ def readers_of(step: FilmStep) -> dict[tuple[int, int], list[tuple[int, str]]]:
     return readers
 
 
+def has_other_attention(own: FilmSequence) -> bool:
+    """Whether a sequence's attention cells end elsewhere than its log."""
+    return own.claim != "unknown" and own.attention is not None and own.attention[1] != own.position
+
+
+def is_off(own: FilmSequence) -> bool:
+    """Whether a sequence would go on from something else than its log, on either side."""
+    return own.claim == "wrong" or has_other_attention(own)
+
+
 def used_cells(step: FilmStep) -> list[tuple[int, FilmCell]]:
     """The cells that hold something, belong to somebody, or are read, with their numbers."""
     read = {cell for cell, _ in readers_of(step)}
@@ -63,3 +73,7 @@ def cell_lines(step: FilmStep) -> Iterator[str]:
         )
     if len(used) > CELLS_SHOWN_MAX:
         yield f"and {len(used) - CELLS_SHOWN_MAX} more"
+    for own in filter(has_other_attention, step.sequences):
+        assert own.attention is not None
+        first, last = own.attention
+        yield f"attention of seq {own.sequence}: {f'positions {first}..{last}' if last >= 0 else 'empty'}, NOT its own"

@@ -4,6 +4,7 @@ import pytest
 from statedrift.fuzz import filming
 from statedrift.fuzz.execution import execute
 from statedrift.fuzz.filming import film_of
+from statedrift.reports.pictures import cell_lines, is_off
 from statedrift.spec.pictures import Film, FilmStep
 from statedrift.spec.programs import parse_program
 from statedrift.spec.verdicts import ACCEPTED, refused
@@ -111,3 +112,11 @@ def test_reopening_begins_a_new_cache() -> None:
     assert held(film.steps[2], 0) == [0, 0, 0, 0]
     assert held(film.steps[3], 0)[0] == 3
     assert claims(film.steps[4]) == {0: "right"}
+
+
+def test_an_attention_side_that_was_lost_is_seen() -> None:
+    film = film_of(parse_program("model lfm2 seed=0; decode 0:1; save 0 c; damage c flip 32; restore c 0"), "llamacpp", (), TOLERANCE)
+    last = film.steps[-1]
+    assert [is_off(own) for own in film.steps[0].sequences] == [False]
+    assert [(own.claim, own.attention, is_off(own)) for own in last.sequences] == [("right", (-1, -1), True)]
+    assert "attention of seq 0: empty, NOT its own" in list(cell_lines(last))
