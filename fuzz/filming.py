@@ -174,6 +174,7 @@ class _Developer:
         )
         readings = {reading.sequence: reading for reading in snapshot.readings}
         sequences = []
+        positions = run.steps[index].positions
         for sequence, log in enumerate(logs):
             reading = readings.get(sequence)
             if reading is None and not log.tokens:
@@ -181,7 +182,8 @@ class _Developer:
             claim = self._claim(snapshot, reading, log)
             (self.wrong.add if claim == "wrong" else self.wrong.discard)(sequence)
             attention = snapshot.attention[sequence] if snapshot.attention else None
-            own = FilmSequence(sequence, len(log.tokens), log.position, claim=claim, attention=attention)
+            said = positions[sequence][1] if sequence < len(positions) else None
+            own = FilmSequence(sequence, len(log.tokens), log.position, claim=claim, attention=attention, said=said)
             if reading is not None:
                 own = msgspec.structs.replace(own, cell=reading.cell, plane=reading.plane, pending=reading.pending)
             sequences.append(own)

@@ -24,7 +24,17 @@ from ..store.campaigns import gone_signatures
 from ..store.findings import folder_name
 from . import charts
 from .frames import CampaignFrames
-from .pictures import CELLS_SHOWN_MAX, PLANES_SHOWN_MAX, has_other_attention, is_off, plane_words, readers_of, sequences_words, used_cells
+from .pictures import (
+    CELLS_SHOWN_MAX,
+    PLANES_SHOWN_MAX,
+    has_other_attention,
+    has_other_position,
+    is_off,
+    plane_words,
+    readers_of,
+    sequences_words,
+    used_cells,
+)
 from .report import Card, Report
 from .terminal import (
     could_not_test_words,
@@ -132,6 +142,7 @@ def _template() -> jinja2.Template:
         plural=plural, program_id=program_id, program_text=program_text, setting_text=setting_text, place_text=place_text,
         short_version=short_version, judged_by_words=judged_by_words, folder_name=folder_name, plane_words=plane_words,
         moment=moment, cut=cut, tolerances_off=tolerances_off, PLANES=PLANES_SHOWN_MAX, sequences_words=sequences_words, has_other_attention=has_other_attention,
+        has_other_position=has_other_position,
     )  # fmt: skip
     return environment.get_template("page.html")
 

@@ -45,9 +45,14 @@ def has_other_attention(own: FilmSequence) -> bool:
     return own.claim != "unknown" and own.attention is not None and own.attention[1] != own.position
 
 
+def has_other_position(own: FilmSequence) -> bool:
+    """Whether the cache answers with another last position than that of the sequence's log."""
+    return own.claim != "unknown" and own.said is not None and own.said != own.position
+
+
 def is_off(own: FilmSequence) -> bool:
-    """Whether a sequence would go on from something else than its log, on either side."""
-    return own.claim == "wrong" or has_other_attention(own)
+    """Whether a sequence would go on from something else than its log, or the cache says so."""
+    return own.claim == "wrong" or has_other_attention(own) or has_other_position(own)
 
 
 def used_cells(step: FilmStep) -> list[tuple[int, FilmCell]]:
@@ -73,6 +78,8 @@ def cell_lines(step: FilmStep) -> Iterator[str]:
         )
     if len(used) > CELLS_SHOWN_MAX:
         yield f"and {len(used) - CELLS_SHOWN_MAX} more"
+    for own in filter(has_other_position, step.sequences):
+        yield f"last position of seq {own.sequence}: {own.said}, NOT its own"
     for own in filter(has_other_attention, step.sequences):
         assert own.attention is not None
         first, last = own.attention

@@ -82,6 +82,8 @@ class FilmSequence(msgspec.Struct, frozen=True):
     cell, plane            read next; None: an empty sequence
     pending                tokens that were taken back since the cell was written
     claim                  whether what is read next is the state of its log
+    attention              first and last position of its attention cells; None: there are none in the model
+    said                   the last position that the cache answers with; None: not known
     """
 
     sequence: int
@@ -92,6 +94,7 @@ class FilmSequence(msgspec.Struct, frozen=True):
     pending: int = 0
     claim: Claim = "unknown"
     attention: tuple[int, int] | None = None
+    said: int | None = None
 
 
 class FilmStep(msgspec.Struct, frozen=True):

@@ -120,3 +120,9 @@ def test_an_attention_side_that_was_lost_is_seen() -> None:
     assert [is_off(own) for own in film.steps[0].sequences] == [False]
     assert [(own.claim, own.attention, is_off(own)) for own in last.sequences] == [("right", (-1, -1), True)]
     assert "attention of seq 0: empty, NOT its own" in list(cell_lines(last))
+
+
+def test_a_position_that_moved_with_another_sequence_is_seen() -> None:
+    film = film_of(parse_program("model lfm2 seed=0; cache n_seq_max=2; decode 0:2; share 0 1; rollback 0 1"), "llamacpp", (), TOLERANCE)
+    assert [(own.claim, own.said, is_off(own)) for own in film.steps[-1].sequences] == [("right", 0, False), ("right", 0, True)]
+    assert "last position of seq 1: 0, NOT its own" in list(cell_lines(film.steps[-1]))
