@@ -5,14 +5,14 @@ CHROMIUM names another executable than the one on the path.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from statedrift.store.campaigns import Campaign
 
-from tests.unit.test_reports_page import ACCOUNT, CAMPAIGN, FILM, GATE, REACH, page_of
+from tests.unit.test_reports_page import ACCOUNT, CAMPAIGN, FILM, GATE, REACH, hostile_page, long_page, page_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -168,3 +168,16 @@ def test_a_clean_page_opens_too(browser: "Browser", tmp_path: Path) -> None:
     page, complaints = opened(browser, tmp_path / "clean.html")
     assert complaints == []
     assert page.locator("h1").inner_text() == "no divergence in 2,412 programs"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("make", [hostile_page, long_page])
+def test_what_is_hostile_or_long_breaks_nothing(browser: "Browser", tmp_path: Path, make: Callable[[], str], width: int) -> None:
+    (tmp_path / "page.html").write_text(make(), encoding="utf-8")
+    page, complaints = opened(browser, tmp_path / "page.html", width)
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    for details in page.locator("details").all():
+        details.evaluate("own => { own.open = true; }")
+    assert complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.locator(".frame:visible").count() == 1

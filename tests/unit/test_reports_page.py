@@ -24,7 +24,7 @@ from statedrift.reports.junit import junit_text
 from statedrift.reports.report import matrix_of, report_of
 from statedrift.spec.operations import Decode, Item
 from statedrift.spec.pictures import Film, FilmCell, FilmSequence, FilmStep, Offset, Plane
-from statedrift.spec.programs import Program, program_text
+from statedrift.spec.programs import Program
 from statedrift.spec.verdicts import ACCEPTED, Verdict
 from statedrift.store.campaigns import Campaign, Reach
 from statedrift.store.database import DATABASE_FILE, lock_folder
@@ -119,7 +119,8 @@ def test_what_is_new_comes_first() -> None:
     assert places == sorted(places)
 
 
-def test_nothing_that_it_is_given_becomes_markup() -> None:
+def hostile_page() -> str:
+    """A page whose every text is markup."""
     finding = msgspec.structs.replace(
         NEW, title=HOSTILE, signature=HOSTILE, version=HOSTILE, log=(HOSTILE,), verdict=msgspec.structs.replace(NEW.verdict, reason=HOSTILE)
     )
@@ -129,7 +130,11 @@ def test_nothing_that_it_is_given_becomes_markup() -> None:
     film = msgspec.structs.replace(
         FILM, note=HOSTILE, source=HOSTILE, steps=tuple(msgspec.structs.replace(own, operation=HOSTILE) for own in FILM.steps)
     )
-    words = parsed(page_of(Campaign(account, (finding,)), None, film, running=HOSTILE, script=HOSTILE))
+    return page_of(Campaign(account, (finding,)), None, film, running=HOSTILE, script=HOSTILE)
+
+
+def test_nothing_that_it_is_given_becomes_markup() -> None:
+    words = parsed(hostile_page())
     plain = parsed(page_of(Campaign(ACCOUNT, (NEW,)), None, FILM, script="x"))
     assert [tag for tag, _ in words.tags].count("script") == 1
     assert not {"img", "iframe", "object"} & {tag for tag, _ in words.tags}
@@ -154,7 +159,8 @@ def long_program() -> Program:
     return Program(NEW.program.model, NEW.program.cache, tuple(Decode((Item((0,), 1),)) for _ in range(2000)))
 
 
-def test_a_program_of_two_thousand_operations_is_shown_from_its_end() -> None:
+def long_page() -> str:
+    """A page with a program of 2,000 operations."""
     finding = msgspec.structs.replace(
         NEW,
         program=long_program(),
@@ -162,13 +168,17 @@ def test_a_program_of_two_thousand_operations_is_shown_from_its_end() -> None:
         answers=(Answer(ACCEPTED, (0,)),) * 2000,
     )
     film = msgspec.structs.replace(FILM, steps=tuple(step(index) for index in range(1960, 2000)), skipped=1960)
-    text = page_of(Campaign(ACCOUNT, (finding,)), None, film)
+    return page_of(Campaign(ACCOUNT, (finding,)), None, film)
+
+
+def test_a_program_of_two_thousand_operations_is_shown_from_its_end() -> None:
+    text = long_page()
     assert len(text.encode()) < 400_000
     words = parsed(text).lines
     assert "... 1,940 operations before" in words
     assert "1,960 steps before these are left out." in words
     assert "> 2000 here they part decode 0:1 " in words
-    assert len(program_text(finding.program)) > 20_000 or "decode 0:1" in words
+    assert "characters more" in words
 
 
 @pytest.mark.parametrize("error", [float("nan"), float("inf"), None])
