@@ -4,6 +4,7 @@ import pytest
 from statedrift.fuzz import filming
 from statedrift.fuzz.execution import execute
 from statedrift.fuzz.filming import film_of
+from statedrift.fuzz.generation import generate, model_for
 from statedrift.reports.pictures import cell_lines, is_off
 from statedrift.spec.pictures import Film, FilmStep
 from statedrift.spec.programs import parse_program
@@ -126,3 +127,13 @@ def test_a_position_that_moved_with_another_sequence_is_seen() -> None:
     film = film_of(parse_program("model lfm2 seed=0; cache n_seq_max=2; decode 0:2; share 0 1; rollback 0 1"), "llamacpp", (), TOLERANCE)
     assert [(own.claim, own.said, is_off(own)) for own in film.steps[-1].sequences] == [("right", 0, False), ("right", 0, True)]
     assert "last position of seq 1: 0, NOT its own" in list(cell_lines(film.steps[-1]))
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+@pytest.mark.parametrize("target", ["numba", "numba-ring"])
+def test_whatever_a_right_cache_is_given_it_goes_on_from_the_states_of_its_logs(target: str, family: str) -> None:
+    for seed in range(20):
+        film = film_of(generate(seed, model_for(seed, family)), target, (), TOLERANCE)
+        assert film.steps
+        assert not [own for step in film.steps for own in step.sequences if is_off(own)]
+        assert all(own.tolerances <= 1 for own in film.offsets)
