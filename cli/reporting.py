@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..reports.gate import gate_text
 from ..reports.reach import reach_text
+from ..reports.report import Report, report_of
 from ..reports.terminal import campaign_text
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_id
@@ -53,14 +54,12 @@ def report_command(
     _write_tables(campaign, csv, parquet)
     if junit is not None:
         from ..reports.junit import junit_text
-        from ..reports.report import matrix_of
 
-        records = read_shards(folder)
-        _write_text(junit, junit_text(campaign, gate, replay_of(folder), matrix_of(campaign, records) if records else ()))
+        _write_text(junit, junit_text(_model(folder, campaign, gate)))
     if markdown is not None:
         from ..reports.markdown import markdown_text
 
-        _write_text(markdown, markdown_text(campaign, gate, replay_of(folder)))
+        _write_text(markdown, markdown_text(_model(folder, campaign, gate)))
     if trend is not None:
         from ..reports.trend import trend_text
 
@@ -76,6 +75,11 @@ def report_command(
         write_frames(load(folder), frames)
         print(f"written to {frames}", file=sys.stderr)
     return failures.OK
+
+
+def _model(folder: Path, campaign: Campaign, gate: Gate | None) -> Report:
+    """What Markdown and JUnit are made from: the page's model without its pictures and scripts."""
+    return report_of(str(folder), campaign, gate, read_shards(folder), replay_of(folder))
 
 
 def _write_tables(campaign: Campaign, csv: Path | None, parquet: Path | None) -> None:

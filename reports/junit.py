@@ -11,7 +11,7 @@ Source: jenkinsci/xunit-plugin, junit-10.xsd.
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..spec.programs import program_text
@@ -19,7 +19,7 @@ from ..store.campaigns import Campaign
 from ..store.findings import Finding
 from ..store.gate import EntryReplay, Gate, Sorted, sorted_out
 from .gate import expired_words, people_words
-from .report import MatrixRow
+from .report import MatrixRow, Report, replays_of
 from .terminal import could_not_test_words, in_order, numbered_program, plural, stopped_words, verdict_sentence
 
 CAMPAIGN = "campaign"
@@ -39,14 +39,10 @@ class _Case(NamedTuple):
     seconds: float = 0.0
 
 
-def junit_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str], matrix: Sequence[MatrixRow] = ()) -> str:
-    """The XML, with its declaration and a line end at its end.
-
-    gate       None: the campaign had no baseline; then every finding that counts is a failure
-    replay_of  the command that shows a finding again
-    matrix     what became of the contract's operations, family by family (report.matrix_of)
-    """
-    cases = _cases(campaign, gate, replay_of, matrix)
+def junit_text(report: Report) -> str:
+    """The XML, with its declaration and a line end at its end. Without a baseline every finding that counts is a failure."""
+    campaign = report.campaign
+    cases = _cases(report)
     account = campaign.account
     target = account.target if account.against is None else f"{account.target} against {account.against}"
     root = ElementTree.Element("testsuites", {"name": "statedrift", **_counts(cases)})
@@ -87,8 +83,10 @@ def _clean(text: str) -> str:
     return _FORBIDDEN.sub(lambda match: repr(match.group())[1:-1], text)
 
 
-def _cases(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str], matrix: Sequence[MatrixRow]) -> list[_Case]:
+def _cases(report: Report) -> list[_Case]:
+    campaign, gate, replays = report.campaign, report.gate, replays_of(report)
     account = campaign.account
+    matrix = report.matrix if report.records else ()
     cases = [_family_case(campaign, family) for family in account.families]
     cases += [_operation_case(row, place, family) for row in matrix for place, family in enumerate(account.families)]
     if gate is None:
@@ -99,8 +97,8 @@ def _cases(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding],
         parts = sorted_out(account, campaign.findings, gate)
         failures = list(parts.new)
         skipped = [(finding, "undocumented: fails nothing") for finding in parts.passed_over]
-    cases += [_finding_case(finding, "failure", f"{finding.verdict.kind}: {finding.title}", replay_of) for finding in in_order(failures)]
-    cases += [_finding_case(finding, "skipped", message, replay_of) for finding, message in skipped]
+    cases += [_finding_case(finding, "failure", f"{finding.verdict.kind}: {finding.title}", replays) for finding in in_order(failures)]
+    cases += [_finding_case(finding, "skipped", message, replays) for finding, message in skipped]
     if parts is not None and gate is not None:
         cases += [_entry_case(replayed, parts, gate) for replayed in gate.replayed]
     for left in account.unreduced if parts is None else parts.unreduced:
@@ -142,11 +140,11 @@ def _campaign_case(campaign: Campaign) -> _Case:
     return _Case(CAMPAIGN, "everything was tested", "passed", text=sentence)
 
 
-def _finding_case(finding: Finding, how: str, message: str, replay_of: Callable[[Finding], str]) -> _Case:
+def _finding_case(finding: Finding, how: str, message: str, replays: Mapping[str, str]) -> _Case:
     lines = [
         finding.title,
         *numbered_program(finding.program, finding.verdict, finding.answers, finding.title),
-        f"replay   {replay_of(finding)}",
+        f"replay   {replays[finding.signature]}",
         f"version  {finding.version}",
         *finding.log,
     ]

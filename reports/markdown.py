@@ -6,12 +6,11 @@ Rules
 """
 
 import re
-from collections.abc import Callable
 
-from ..store.campaigns import Campaign
 from ..store.findings import Finding
-from ..store.gate import Gate, sorted_out
+from ..store.gate import sorted_out
 from .gate import entries_words, gate_rows, gate_sentence
+from .report import Report, replays_of
 from .terminal import in_order, log_lines, numbered_program, plural, short_version, stopped_words, verdict_sentence
 
 BYTES_MAX = 60_000
@@ -24,12 +23,9 @@ _LOG_LINES_MAX = 4
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
-def markdown_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Finding], str]) -> str:
-    """The page, with a line end at its end.
-
-    gate       None: the campaign had no baseline
-    replay_of  the command that shows a finding again
-    """
+def markdown_text(report: Report) -> str:
+    """The page, with a line end at its end."""
+    campaign, gate, replays = report.campaign, report.gate, replays_of(report)
     account = campaign.account
     sentence = verdict_sentence(campaign) if gate is None else gate_sentence(campaign, gate)
     both = account.target if account.against is None else f"{account.target} against {account.against}"
@@ -45,7 +41,9 @@ def markdown_text(campaign: Campaign, gate: Gate | None, replay_of: Callable[[Fi
         parts = sorted_out(account, campaign.findings, gate)
         rows = gate_rows(campaign, parts)
         shown = [*in_order(parts.new), *in_order(parts.passed_over)]
-    return _within(head + _table(rows), [_finding_section(findings.index(finding) + 1, finding, replay_of(finding)) for finding in shown])
+    return _within(
+        head + _table(rows), [_finding_section(findings.index(finding) + 1, finding, replays[finding.signature]) for finding in shown]
+    )
 
 
 def escaped(text: str) -> str:

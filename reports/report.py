@@ -1,4 +1,4 @@
-"""The model that a page is drawn from: a campaign held to its gate, with everything that stands beside each finding.
+"""The model that page, Markdown and JUnit are made from: a campaign held to its gate, with everything that stands beside each finding.
 
 Rules
 - Everything is data that was made before: nothing is run, read or decided here but the order.
@@ -24,6 +24,10 @@ State = Literal["new", "known", "undocumented", "not reproduced any more"]
 Passage = Literal["passed", "diverged", "only refused", "not reached", "not offered", "not tested"]
 
 
+NO_SCRIPTS: Mapping[str, str] = {}
+NO_FILMS: Mapping[str, Film] = {}
+
+
 class Card(msgspec.Struct, frozen=True):
     """A finding with what stands beside it; `number` is its place in all reports, `script` its repro.py ("" without one)."""
 
@@ -47,6 +51,7 @@ class Report(msgspec.Struct, frozen=True):
 
     sentence  the verdict
     facts     label and value of what was run, and where
+    gate      None: it had no baseline
     cards     new findings, then the others
     entries   of the baseline: how each did, the entry
     families  columns of `matrix`
@@ -59,6 +64,7 @@ class Report(msgspec.Struct, frozen=True):
     is_bad: bool
     facts: tuple[tuple[str, str], ...]
     campaign: Campaign
+    gate: Gate | None
     cards: tuple[Card, ...]
     entries: tuple[tuple[str, EntryReplay], ...]
     families: tuple[str, ...]
@@ -74,10 +80,10 @@ def report_of(
     gate: Gate | None,
     records: Sequence[ShardRecord],
     replay_of: Callable[[Finding], str],
-    scripts: Mapping[str, str],
-    films: Mapping[str, Film],
-    running: str,
-    made_at: str,
+    scripts: Mapping[str, str] = NO_SCRIPTS,
+    films: Mapping[str, Film] = NO_FILMS,
+    running: str = "",
+    made_at: str = "",
 ) -> Report:
     """The report of a campaign.
 
@@ -100,6 +106,7 @@ def report_of(
         is_bad=any(card.state == "new" for card in cards) or bool(account.unreduced),
         facts=_facts(account, gate),
         campaign=campaign,
+        gate=gate,
         cards=tuple(sorted(cards, key=lambda card: (order.index(card.state), card.number))),
         entries=_entries(campaign, gate),
         families=account.families,
@@ -108,6 +115,11 @@ def report_of(
         running=running,
         made_at=made_at,
     )
+
+
+def replays_of(report: Report) -> dict[str, str]:
+    """Signature -> the command that shows the finding again."""
+    return {card.finding.signature: card.replay for card in report.cards}
 
 
 def _states(campaign: Campaign, gate: Gate | None) -> dict[str, State]:

@@ -6,6 +6,7 @@ Run with STATEDRIFT_UPDATE_GOLDEN=1 to write them anew, and read what changed.
 import os
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from statedrift.reports.gate import ROWS, gate_colour, gate_screen, gate_text
 from statedrift.reports.junit import junit_text
 from statedrift.reports.markdown import BYTES_MAX, LINES_MAX, escaped, fenced, markdown_text
+from statedrift.reports.report import Report, report_of
 from statedrift.reports.trend import ROWS_MAX, trend_text
 from statedrift.spec.errors import UsageError
 from statedrift.spec.programs import Program, parse_program, program_id
@@ -22,6 +24,7 @@ from statedrift.store.baseline import Entry
 from statedrift.store.campaigns import Account, Campaign, Unreduced
 from statedrift.store.findings import Answer, Finding
 from statedrift.store.gate import EntryReplay, Gate
+from statedrift.store.records import ShardRecord
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSION = "llama-cpp-python 0.3.36 (llama.cpp 0.5.0-dev, library 73592488)"
@@ -148,8 +151,8 @@ def test_a_campaign_that_was_stopped_is_said_to_be() -> None:
     stopped = Campaign(msgspec.structs.replace(ACCOUNT, complete=False), ())
     assert "stopped before its end" in " ".join(gate_screen(stopped, GREEN, replay_of, None).split())
     assert gate_colour(stopped, GREEN) == "not tested"
-    assert "stopped before its end" in markdown_text(stopped, None, replay_of)
-    suites = ElementTree.fromstring(junit_text(stopped, None, replay_of))
+    assert "stopped before its end" in markdown_text(model(stopped, None))
+    suites = ElementTree.fromstring(junit_text(model(stopped, None)))
     assert [error.get("message") for error in suites.iter("error")] == ["stopped before its end"]
     assert "stopped" not in gate_screen(QUIET, GREEN, replay_of, None)
 
@@ -164,6 +167,10 @@ def test_without_a_folder_it_says_that_the_campaign_must_be_kept() -> None:
 
 SUITE_ATTRIBUTES = {"name", "tests", "failures", "errors", "skipped", "time", "timestamp"}
 RESULTS = {"failure", "error", "skipped"}
+
+
+def model(campaign: Campaign, gate: Gate | None, records: Sequence[ShardRecord] = ()) -> Report:
+    return report_of("runs/nightly", campaign, gate, records, replay_of)
 
 
 def check_schema(text: str) -> ElementTree.Element:
@@ -204,7 +211,7 @@ def results(text: str) -> dict[str, str]:
 
 
 def test_junit_of_everything_at_once() -> None:
-    text = junit_text(CAMPAIGN, GATE, replay_of)
+    text = junit_text(model(CAMPAIGN, GATE))
     check_golden("gate_junit.xml", text)
     ended = results(text)
     assert {name: ended[name] for name in ended if "tested" not in name} == {
@@ -220,7 +227,7 @@ def test_junit_of_everything_at_once() -> None:
 
 
 def test_junit_of_a_failure_has_the_program_and_the_line_that_replays_it() -> None:
-    root = check_schema(junit_text(CAMPAIGN, GATE, replay_of))
+    root = check_schema(junit_text(model(CAMPAIGN, GATE)))
     failure = next(case for case in root.iter("testcase") if case.attrib["name"] == NEW.signature).find("failure")
     assert failure is not None
     assert failure.text is not None
@@ -229,7 +236,7 @@ def test_junit_of_a_failure_has_the_program_and_the_line_that_replays_it() -> No
 
 
 def test_junit_says_which_families_were_tested() -> None:
-    root = check_schema(junit_text(CAMPAIGN, GATE, replay_of))
+    root = check_schema(junit_text(model(CAMPAIGN, GATE)))
     suites = {suite.attrib["name"]: suite for suite in root}
     assert list(suites) == ["llamacpp/mamba2", "llamacpp/lfm2", "llamacpp/campaign"]
     ends = [next((child.tag for child in suite[0]), "passed") for suite in suites.values()]
@@ -237,13 +244,13 @@ def test_junit_says_which_families_were_tested() -> None:
 
 
 def test_junit_of_what_is_gone_fails_when_strict() -> None:
-    assert results(junit_text(QUIET, GREEN, replay_of))[GONE.entry.signature] == "passed"
+    assert results(junit_text(model(QUIET, GREEN)))[GONE.entry.signature] == "passed"
     strict = msgspec.structs.replace(GREEN, strict=True)
-    assert results(junit_text(QUIET, strict, replay_of))[GONE.entry.signature] == "failure"
+    assert results(junit_text(model(QUIET, strict)))[GONE.entry.signature] == "failure"
 
 
 def test_junit_without_a_baseline() -> None:
-    ended = results(junit_text(CAMPAIGN, None, replay_of))
+    ended = results(junit_text(model(CAMPAIGN, None)))
     assert (ended[NEW.signature], ended[KNOWN.signature], ended[UNDOCUMENTED.signature]) == ("failure", "failure", "skipped")
 
 
@@ -258,7 +265,7 @@ def nasty(campaign: Campaign, gate: Gate) -> tuple[Campaign, Gate]:
 
 def test_junit_escapes_what_xml_does_not_have() -> None:
     campaign, gate = nasty(QUIET, GREEN)
-    root = check_schema(junit_text(campaign, gate, replay_of))
+    root = check_schema(junit_text(model(campaign, gate)))
     failure = next(root.iter("failure"))
     for text in (failure.attrib["message"], failure.text or ""):
         assert 'a <b> & "c" ]]> \\x1b[31m \\x00 \\x08 \\ud800 \\ufffe tab\t é 😀' in text.replace("tab ", "tab\t")
@@ -268,18 +275,18 @@ def test_junit_escapes_what_xml_does_not_have() -> None:
 
 
 def test_markdown_of_everything_at_once() -> None:
-    check_golden("gate_markdown.md", markdown_text(CAMPAIGN, GATE, replay_of))
+    check_golden("gate_markdown.md", markdown_text(model(CAMPAIGN, GATE)))
 
 
 def test_markdown_without_a_baseline() -> None:
-    text = markdown_text(CAMPAIGN, None, replay_of)
+    text = markdown_text(model(CAMPAIGN, None))
     assert text.startswith("## statedrift · 3 divergences in 2,412 programs")
     assert text.count("```text") == 3
 
 
 def test_markdown_shows_text_as_it_is() -> None:
     campaign, gate = nasty(QUIET, GREEN)
-    text = markdown_text(campaign, gate, replay_of)
+    text = markdown_text(model(campaign, gate))
     text.encode()
     assert escaped("<img> a|b\n`c`") == r"\<img\> a\|b \`c\`"
     assert fenced("a\n````\nb").startswith("`````text\n")
@@ -293,7 +300,7 @@ def test_markdown_shows_text_as_it_is() -> None:
 def test_markdown_fits_a_comment_whatever_was_found() -> None:
     long = msgspec.structs.replace(NEW, log=("x" * 90,) * 300)
     findings = tuple(msgspec.structs.replace(long, signature=f"{NEW.signature} {number} {'é' * 500}") for number in range(2000))
-    text = markdown_text(Campaign(ACCOUNT, findings), GREEN, replay_of)
+    text = markdown_text(model(Campaign(ACCOUNT, findings), GREEN))
     assert len(text.encode()) <= BYTES_MAX < 65_536
     assert LINES_MAX - 30 < len(text.splitlines()) <= LINES_MAX < 60
     assert "more programs; `statedrift report` has them all" in text
@@ -305,7 +312,7 @@ def test_markdown_shows_a_long_program_by_its_end() -> None:
     operations = tuple(parse_program("model lfm2 seed=0; decode 0:1").operations) * 50
     program = Program(NEW.program.model, NEW.program.cache, operations)
     finding = msgspec.structs.replace(NEW, program=program, verdict=msgspec.structs.replace(NEW.verdict, operation_index=49))
-    text = markdown_text(Campaign(ACCOUNT, (finding,)), None, replay_of)
+    text = markdown_text(model(Campaign(ACCOUNT, (finding,)), None))
     assert "model lfm2 seed=0" in text
     assert "... 36 lines" in text
     assert "  > 50  decode 0:1" in text

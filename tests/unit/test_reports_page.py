@@ -21,7 +21,7 @@ from statedrift.cli.application import run as run_command
 from statedrift.reports import page
 from statedrift.reports.frames import frames_of
 from statedrift.reports.junit import junit_text
-from statedrift.reports.report import matrix_of, report_of
+from statedrift.reports.report import report_of
 from statedrift.spec.operations import Decode, Item
 from statedrift.spec.pictures import Film, FilmCell, FilmSequence, FilmStep, Offset, Plane
 from statedrift.spec.programs import Program
@@ -34,7 +34,7 @@ from statedrift.store.records import ShardRecord
 
 from tests.kept_campaign import keep_campaign
 from tests.unit.test_records import record, trial
-from tests.unit.test_reports_gate import ACCOUNT, CAMPAIGN, GATE, NEW
+from tests.unit.test_reports_gate import ACCOUNT, CAMPAIGN, GATE, NEW, model
 from tests.unit.test_reports_terminal import check_golden, replay_of
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}</pre></style>"
@@ -273,7 +273,7 @@ def test_without_what_draws_it_the_command_says_how_to_have_it(
 def test_junit_has_a_case_for_every_operation_of_the_contract_and_family() -> None:
     account = msgspec.structs.replace(ACCOUNT, reach=REACH)
     campaign = Campaign(account, (NEW,))
-    root = ElementTree.fromstring(junit_text(campaign, None, replay_of, matrix_of(campaign, RECORDS)).partition("\n")[2])
+    root = ElementTree.fromstring(junit_text(model(campaign, None, RECORDS)).partition("\n")[2])
     cases = {(case.get("classname"), case.get("name")): case for case in root.iter("testcase")}
     assert sum(name is not None and name.startswith("contract: ") for _, name in cases) == 16 * 2
     assert cases["llamacpp.lfm2", "contract: decode"].find("skipped") is None
