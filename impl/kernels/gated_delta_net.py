@@ -47,7 +47,7 @@ def gated_delta_net(
     Source: Yang, Kautz and Hatamizadeh 2024 (arXiv:2412.06464), eq. 10; snapshots as llama.cpp's gated_delta_net with K > 1.
     """
     heads, head_dim, key_heads = value.shape[1], value.shape[2], key.shape[1]
-    large = may_stream(rows)
+    large = may_stream(rows, source_row.size)
     streamed = False
     base = segment_start[0]
     for segment in range(source_row.size):

@@ -47,7 +47,7 @@ def kimi_delta_attention(
     Source: Kimi Team 2025 (arXiv:2510.26692), eq. 1.
     """
     heads, head_dim = value.shape[1], value.shape[2]
-    large = may_stream(rows)
+    large = may_stream(rows, source_row.size)
     streamed = False
     base = segment_start[0]
     for segment in range(source_row.size):

@@ -44,7 +44,7 @@ def lightning_attention(
     Source: MiniMax 2025 (arXiv:2501.08313), section 2.2, as the plain recurrence.
     """
     heads, head_dim = value.shape[1:]
-    large = may_stream(rows)
+    large = may_stream(rows, source_row.size)
     streamed = False
     base = segment_start[0]
     for segment in range(source_row.size):

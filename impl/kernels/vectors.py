@@ -3,13 +3,14 @@
 Rules
 - The compiler leaves a loop scalar that reads one row and writes another, for the two might overlap. Written with vectors it is not, and
   the two rows may then even be the same one.
-- Every lane does what a float32 does in a plain loop, with products and sums rounded apart: the same bits whatever vectors the processor
-  has. The compiler cuts ours into what there is.
+- Every lane does what a float32 does in a plain loop, and `fused` rounds its product and sum once, everywhere: the same bits whatever
+  vectors the processor has. The compiler cuts ours into what there is. (A processor that cannot fuse is given the C library's `fmaf`, one
+  number at a time: many times slower, and the same bits.)
 - `like`, a vector or a float32, says by its type how many numbers are meant; with a float32 a function does one at a time.
 - Nothing is checked: no index may be negative, and all of a vector must lie in its array.
 - A nontemporal store writes a whole cache line without reading it first, and leaves nothing in the caches: it is for memory that is not read
   again soon. The thread that wrote sees it in its place; for others to see it before they are told of it, `fence` has to be called.
-Source: LLVM's language reference (vector types, `nontemporal`, `llvm.prefetch`, `fence`), through Numba's extension interface.
+Source: LLVM's language reference (vector types, `llvm.fma`, `nontemporal`, `llvm.prefetch`, `fence`), through Numba's extension interface.
 """
 # mypy: allow-untyped-calls, allow-untyped-decorators
 
@@ -18,20 +19,38 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
+from llvmlite import binding, ir  # type: ignore[import-untyped]
+from numba import config, types
 from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-from . import kernel
+from . import inner_kernel, kernel
 
 CACHE_LINE_BYTES = 64
 FLOAT_BYTES = 4
 PREFETCH_AHEAD_BYTES = 8192
 """How far before it is needed memory is asked for; found by trial, flat from 4096 to 16384."""
 STREAMED_ROW_BYTES_MIN = 1 << 18
-"""Rows from this size on are taken not to stay in the caches until they are read again: a model has dozens of layers."""
+STREAMED_CALL_BYTES_MIN = 1 << 23
+"""Rows from the one size on, of a call that writes as much as the other, are taken not to stay in the caches until they are read again."""
+
+
+def _lanes() -> int:
+    """How many numbers side by side leave room for four such vectors, three more, and what is spread, in the processor's registers."""
+    features = config.CPU_FEATURES
+    if features is None:
+        features = ",".join(f"+{name}" for name, is_there in binding.get_host_cpu_features().items() if is_there)
+    return 64 if "+avx512f" in features else 16
+
+
+LANES = _lanes()
+CHUNK_TOKENS = 32
+"""Tokens whose inputs and outputs, for LANES channels, stay in the first cache while all of a state passes by."""
+FEW_NUMBERS = 1024
+"""Up to so many numbers of a head's state, each token's counted, it is quicker to take tokens one by one than to lay anything out."""
+SPAN_TOKENS = 256
+"""Tokens whose inputs shared by several heads are laid out once for all of these: they stay in the second cache."""
 
 _INT = ir.IntType(32)
 _FLOAT = ir.FloatType()
@@ -84,6 +103,18 @@ def _subtract(context: Any, builder: Any, types_: Any, values: Any) -> Any:
 @lower_builtin(operator.mul, Vector, Vector)
 def _multiply(context: Any, builder: Any, types_: Any, values: Any) -> Any:
     return builder.fmul(*values)
+
+
+@_operation
+def fused(typing: Any, left: Any, right: Any, added: Any) -> Typed:
+    """left * right + added, three vectors or three float32, rounded once."""
+    lanes = f"v{added.lanes}" if isinstance(added, Vector) else ""
+
+    def emit(context: Any, builder: Any, types_: Any, values: Any) -> Any:
+        kind = ir.FunctionType(values[2].type, [values[2].type] * 3)
+        return builder.call(builder.module.declare_intrinsic(f"llvm.fma.{lanes}f32", (), kind), values)
+
+    return signature(added, added, added, added), emit
 
 
 @_operation
@@ -182,9 +213,53 @@ def fence(typing: Any) -> Typed:
     return signature(types.void), emit
 
 
+@_operation
+def lanes_of(typing: Any, like: Any) -> Typed:
+    """How many numbers `like` has: a constant."""
+    lanes = like.lanes if isinstance(like, Vector) else 1
+
+    def emit(context: Any, builder: Any, types_: Any, values: Any) -> Any:
+        return context.get_constant(types.intp, lanes)
+
+    return signature(types.intp, like), emit
+
+
+@_operation
+def apart(typing: Any) -> Typed:
+    """The function that says so is compiled as it stands, not into its callers nor for many passes of a loop: else compiling takes long."""
+
+    def emit(context: Any, builder: Any, types_: Any, values: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        builder.function.attributes.add("optsize")
+        return context.get_dummy_value()
+
+    return signature(types.void), emit
+
+
+@inner_kernel
+def room_of(number_count: int) -> np.ndarray:
+    """An unwritten float32 [number_count] at the start of a cache line: a vector that straddles two costs twice."""
+    line = CACHE_LINE_BYTES // FLOAT_BYTES
+    block = np.empty(number_count + line, np.float32)
+    start = -(block.ctypes.data // FLOAT_BYTES) % line
+    return block[start : start + number_count]
+
+
+@inner_kernel
+def write(array: np.ndarray, index: Any, value: Any, past_caches: bool) -> None:
+    """`store_nontemporal` when `past_caches`, else `store`."""
+    if past_caches:
+        store_nontemporal(array, index, value)
+    else:
+        store(array, index, value)
+
+
 @kernel
-def may_stream(rows: np.ndarray) -> bool:
-    """Whether rows, float32 [n_rows, heads, d_state, head_dim], are large enough to be written past the caches, and lie in whole cache lines."""
+def may_stream(rows: np.ndarray, row_count: int) -> bool:
+    """Whether `row_count` of rows, float32 [n_rows, heads, d_state, head_dim], are large enough to be written past the caches.
+
+    They also have to lie in whole cache lines.
+    """
     row_bytes = rows.shape[1] * rows.shape[2] * rows.shape[3] * FLOAT_BYTES
     in_whole_lines = rows.ctypes.data % CACHE_LINE_BYTES == 0 and rows.shape[3] * FLOAT_BYTES % CACHE_LINE_BYTES == 0
-    return row_bytes >= STREAMED_ROW_BYTES_MIN and in_whole_lines
+    return row_bytes >= STREAMED_ROW_BYTES_MIN and row_count * row_bytes >= STREAMED_CALL_BYTES_MIN and in_whole_lines

@@ -1,11 +1,14 @@
 """Numba kernels against plain NumPy in float64, and the laws every kernel keeps: any split of tokens gives the same bits, snapshots hold what
 their number says, and memory that nothing wrote is never read."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import vectorize
 from statedrift.impl.kernels import discard_stale_code
 from statedrift.impl.kernels.arithmetic import exponential, silu, softplus
 from statedrift.impl.kernels.attention import attend, write_cells
@@ -15,11 +18,17 @@ from statedrift.impl.kernels.experts import expert_mixture, sigmoid_shares, soft
 from statedrift.impl.kernels.gated_delta_net import gated_delta_net, gated_delta_net_reference
 from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_reference
 from statedrift.impl.kernels.rows import copy_rows, gather_rows, scatter_rows, zero_rows
-from statedrift.impl.kernels.vectors import may_stream
+from statedrift.impl.kernels.vectors import fused, may_stream
 from statedrift.impl.memory import aligned, allocate
 from statedrift.oracle import blocks
 
 HEADS, HEAD_DIM, GROUPS, D_STATE, CHANNELS, TAPS = 4, 6, 2, 7, 10, 4
+
+
+@vectorize
+def fused32(left, right, added):
+    """left * right + added in float32, number by number."""
+    return fused(left, right, added)
 
 
 def random32(seed, *shape):
@@ -78,8 +87,8 @@ def scan_as_written(x, dt, a, b, c, rows, segment_start, source_row, plane_row, 
                 step, group = dt[token, head], head // (x.shape[1] // b.shape[1])
                 decay, scaled, result = exponential(step * a[head]), step * x[token, head], np.zeros(x.shape[2], np.float32)
                 for n in range(b.shape[2]):
-                    state[head, n] = state[head, n] * decay + scaled * b[token, group, n]
-                    result = result + state[head, n] * c[token, group, n]
+                    state[head, n] = fused32(scaled, b[token, group, n], state[head, n] * decay)
+                    result = fused32(state[head, n], c[token, group, n], result)
                 y[token, head] = result
             if last - 1 - token < plane_row.shape[1]:
                 rows[plane_row[segment, last - 1 - token]] = state
@@ -133,31 +142,64 @@ def test_a_scan_does_what_is_written_bit_for_bit(run, arguments_of, as_written, 
     assert np.array_equal(rows, truth, equal_nan=True)
 
 
+SEQUENCES = 32
+"""So many of the large rows that a call writes past the caches."""
+
+
 @pytest.mark.parametrize("shift", [0, 1], ids=["in whole cache lines", "across cache lines"])
 @pytest.mark.parametrize(("run", "arguments_of", "as_written"), SCANS, ids=SCAN_NAMES)
 def test_large_rows_walked_one_by_one_hold_what_they_hold_in_place(run, arguments_of, as_written, shift):
     head_dim, d_state = STREAMED
-    tokens, arguments = 4, arguments_of(2, 4, head_dim, d_state)
-    shape = (5, HEADS, d_state, head_dim)
+    steps, arguments = 3, arguments_of(2, 3 * SEQUENCES, head_dim, d_state)
+    shape = ((steps + 1) * SEQUENCES, HEADS, d_state, head_dim)
     rows = allocate((int(np.prod(shape)) + shift,))[shift:].reshape(shape)
-    rows[0] = random32(3, *shape[1:])
-    assert may_stream(rows) == (shift == 0)
-    in_place = aligned(rows)
-    outputs = []
-    for token in range(tokens):
-        part = [one if one.ndim == 1 else one[token : token + 1] for one in arguments]
-        outputs.append(run(part, rows, [0, 1], [token], [[token + 1]]))
-        assert np.array_equal(outputs[-1], run(part, in_place, [0, 1], [0], [[0]]))
-        assert np.array_equal(rows[token + 1], in_place[0])
-    assert np.array_equal(np.concatenate(outputs), run(arguments, rows, [0, tokens], [0], [[0]]))
-    assert np.array_equal(rows[0], rows[tokens])
+    rows[:SEQUENCES] = random32(3, *shape[1:])
+    assert may_stream(rows, SEQUENCES) == (shift == 0)
+    in_place, starts, cells = aligned(rows[:SEQUENCES]), np.arange(SEQUENCES + 1), np.arange(SEQUENCES)
+    for step in range(steps):
+        part = [one if one.ndim == 1 else one[step * SEQUENCES : (step + 1) * SEQUENCES] for one in arguments]
+        y = run(part, rows, starts, step * SEQUENCES + cells, (step + 1) * SEQUENCES + cells[:, None])
+        assert np.array_equal(y, run(part, in_place, starts, cells, cells[:, None]))
+        assert np.array_equal(rows[(step + 1) * SEQUENCES :][:SEQUENCES], in_place)
+
+
+@pytest.mark.parametrize(("run", "arguments_of", "as_written"), SCANS, ids=SCAN_NAMES)
+def test_snapshots_written_past_the_caches_are_those_of_one_sequence_at_a_time(run, arguments_of, as_written):
+    head_dim, d_state = STREAMED
+    arguments = arguments_of(2, 4 * SEQUENCES, head_dim, d_state)
+    together, alone = (aligned(np.full((5 * SEQUENCES, HEADS, d_state, head_dim), np.nan, np.float32)) for _ in range(2))
+    together[:SEQUENCES] = alone[:SEQUENCES] = random32(3, *together.shape[1:])
+    planes = np.arange(SEQUENCES, 5 * SEQUENCES).reshape(SEQUENCES, 4)
+    y = run(arguments, together, 4 * np.arange(SEQUENCES + 1), np.arange(SEQUENCES), planes)
+    for sequence in range(SEQUENCES):
+        part = [one if one.ndim == 1 else one[4 * sequence : 4 * sequence + 4] for one in arguments]
+        assert np.array_equal(y[4 * sequence : 4 * sequence + 4], run(part, alone, [0, 4], [sequence], planes[[sequence]]))
+    assert np.array_equal(together, alone)
 
 
 @pytest.mark.parametrize(
-    ("shape", "streamed"), [((2, 4, 256, 64), True), ((2, 4, 255, 64), False), ((2, 4, 256, 72), False), ((2, 4, 256, 80), True)]
+    ("shape", "row_count", "streamed"),
+    [
+        ((2, 4, 256, 64), 32, True),
+        ((2, 4, 256, 64), 31, False),
+        ((2, 4, 255, 64), 40, False),
+        ((2, 4, 256, 72), 32, False),
+        ((2, 4, 256, 80), 32, True),
+        ((1, 4, 8192, 64), 1, True),
+    ],
 )
-def test_only_large_rows_of_whole_cache_lines_are_written_past_the_caches(shape, streamed):
-    assert may_stream(allocate(shape)) is streamed
+def test_only_many_large_rows_of_whole_cache_lines_are_written_past_the_caches(shape, row_count, streamed):
+    assert may_stream(allocate(shape), row_count) is streamed
+
+
+@pytest.mark.parametrize("size", [1, 16, 33])
+def test_a_fused_product_and_sum_is_rounded_once(size):
+    x, y, z = random32(0, size), random32(1, size), random32(2, size)
+    z = (z * np.float32(2.0**-20) - x * y).astype(np.float32)  # nearly cancels: rounded apart, the product's error shows
+    exact = [float(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))) for a, b, c in zip(x, y, z, strict=True)]
+    assert np.array_equal(fused32(x, y, z), np.array(exact).astype(np.float32))
+    if size > 1:
+        assert not np.array_equal(fused32(x, y, z), x * y + z)
 
 
 def test_the_exponential_is_within_two_units_in_the_last_place():

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statedrift.impl.kernels.lightning_attention import lightning_attention, lightning_attention_reference
-from statedrift.impl.kernels.vectors import may_stream
 from statedrift.impl.memory import aligned
 
 HEADS, HEAD_DIM, D_STATE = 4, 6, 7
@@ -51,7 +50,7 @@ SEGMENTS = {
     "two sequences from one row": ([0, 1, 2], [2, 2], [[5], [4]]),
 }
 STREAMED = (64, 256)
-"""head_dim and d_state of rows that are just large enough to be written past the caches."""
+"""head_dim and d_state of rows that are just large enough to be written past the caches, if a call writes many of them."""
 
 
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS.keys())
@@ -59,7 +58,6 @@ STREAMED = (64, 256)
 def test_it_does_what_is_written_bit_for_bit_and_reads_no_row_that_nothing_wrote(head_dim, d_state, segments):
     arguments = arguments_of(1, segments[0][-1], head_dim, d_state)
     rows = aligned(random32(6, 6, HEADS, d_state, head_dim))
-    assert may_stream(rows) == ((head_dim, d_state) == STREAMED)
     rows[[i for i in range(6) if i not in segments[1]]] = np.nan
     truth = rows.copy()
     y = run(arguments, rows, *segments)
