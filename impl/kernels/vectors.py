@@ -45,6 +45,8 @@ def _lanes() -> int:
 
 
 LANES = _lanes()
+DELTA_LANES = max(LANES // 2, 16)
+"""The same for two sums a channel and no entries that stay; of a state, so many channels fit the first cache."""
 CHUNK_TOKENS = 32
 """Tokens whose inputs and outputs, for LANES channels, stay in the first cache while all of a state passes by."""
 FEW_NUMBERS = 1024

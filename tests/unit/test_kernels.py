@@ -101,15 +101,14 @@ def delta_as_written(query, key, value, log_decay, beta, rows, segment_start, so
         for token in range(segment_start[segment], last):
             for head in range(value.shape[1]):
                 k, q = key[token, head % key.shape[1]], query[token, head % key.shape[1]]
-                held, result = np.zeros(value.shape[2], np.float32), np.zeros(value.shape[2], np.float32)
-                state[head] = state[head] * exponential(log_decay[token, head])
+                held, seen = np.zeros(value.shape[2], np.float32), np.zeros(value.shape[2], np.float32)
+                decay = exponential(log_decay[token, head])
                 for n in range(k.size):
-                    held = held + state[head, n] * k[n]
+                    held = fused32(state[head, n], decay * k[n], held)
+                    seen = fused32(state[head, n], decay * q[n], seen)
                 added = beta[token, head] * (value[token, head] - held)
-                for n in range(k.size):
-                    state[head, n] = state[head, n] + k[n] * added
-                    result = result + state[head, n] * q[n]
-                y[token, head] = result
+                state[head] = fused32(k[:, None], added, state[head] * decay)
+                y[token, head] = fused32(added, sum_of_products(q, k), seen)
             if last - 1 - token < plane_row.shape[1]:
                 rows[plane_row[segment, last - 1 - token]] = state
 

@@ -5,6 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from numba import njit
+from statedrift.impl.kernels.arithmetic import exponential
+from statedrift.impl.kernels.delta_rule import delta_rule_in
+from statedrift.impl.kernels.gated_delta_net import gated_delta_net, gated_delta_net_heads
+from statedrift.impl.kernels.kimi_delta_attention import kimi_delta_attention, kimi_delta_attention_heads
 from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_heads, mamba2_scan_in
 from statedrift.impl.kernels.threads import scan_on_threads
 from statedrift.impl.kernels.vectors import CHUNK_TOKENS, LANES, SPAN_TOKENS, zeros
@@ -30,19 +34,53 @@ def mamba2_arguments(head_dim, d_state):
     )
 
 
+def delta_arguments(head_dim, d_state):
+    return (
+        random32(1, TOKENS, GROUPS, d_state) / 4,
+        random32(2, TOKENS, GROUPS, d_state) / 4,
+        random32(3, TOKENS, HEADS, head_dim),
+        -np.abs(random32(4, TOKENS, HEADS)),
+        np.random.default_rng(5).random((TOKENS, HEADS), np.float32),
+    )
+
+
+def kimi_arguments(head_dim, d_state):
+    query, key, value, _, beta = delta_arguments(head_dim, d_state)
+    decay = np.random.default_rng(6).random((TOKENS, HEADS, d_state), np.float32)
+    return np.tile(query, (1, 2, 1)), np.tile(key, (1, 2, 1)), value, decay, beta
+
+
 @njit
 def mamba2_other_lanes(*arguments):
     mamba2_scan_in(zeros(OTHER_LANES), 0, HEADS, *arguments)
 
 
-SCANS = {"mamba2_scan": (mamba2_scan, mamba2_scan_heads, mamba2_other_lanes, mamba2_arguments, None)}
+@njit
+def delta_other_lanes(query, key, value, log_decay, *others):
+    decay = np.empty((*log_decay.shape, 1), np.float32)
+    for token in range(TOKENS):
+        for head in range(HEADS):
+            decay[token, head, 0] = exponential(log_decay[token, head])
+    delta_rule_in(zeros(OTHER_LANES), 0, HEADS, query, key, value, decay, *others)
+
+
+@njit
+def kimi_other_lanes(*arguments):
+    delta_rule_in(zeros(OTHER_LANES), 0, HEADS, *arguments)
+
+
+SCANS = {
+    "mamba2_scan": (mamba2_scan, mamba2_scan_heads, mamba2_other_lanes, mamba2_arguments),
+    "gated_delta_net": (gated_delta_net, gated_delta_net_heads, delta_other_lanes, delta_arguments),
+    "kimi_delta_attention": (kimi_delta_attention, kimi_delta_attention_heads, kimi_other_lanes, kimi_arguments),
+}
+"""Of each: the kernel, a range of its heads, the kernel with vectors of another width, and its arguments before the rows."""
 SIZES = [(84, 6), (128, 9)]
 """head_dim and d_state: every width of vectors with a channel left over, and whole vectors; d_state a multiple of nothing."""
 
 
 def run(scan, arguments, rows, segment_start, source_row, plane_row):
-    x = max(arguments, key=lambda one: one.size)
-    y = np.full((x.shape[0], HEADS, rows.shape[3]), np.nan, np.float32)
+    y = np.full((arguments[0].shape[0], HEADS, rows.shape[3]), np.nan, np.float32)
     scan(*arguments, rows, np.array(segment_start), np.array(source_row), np.array(plane_row), y)
     return y
 
