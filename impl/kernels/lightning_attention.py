@@ -1,20 +1,17 @@
 """Lightning attention over the tokens of one ubatch, with rollback snapshots.
 
 Rules
-- A row is [heads, d_state, head_dim], what a key's channel holds of a value side by side; how it is walked, where it is streamed, and how
-  head channels are cut: as in `mamba2_scan`.
+- What a token does, in which order, and how a row is walked: outer_products.py; a key's channel is an entry of d_state.
 - What a state loses a token depends on the head alone, and may be little: it is given as that loss, since the factor, close to 1, would be
   rounded the same way at every token.
 - Plane p receives the state p tokens before the last, for p < tokens of the segment; other planes are not written.
 """
 
-from typing import Any
-
 import numpy as np
 
 from . import kernel
-from .rows import copy_rows_of
-from .vectors import FLOAT_BYTES, PREFETCH_AHEAD_BYTES, fence, load, may_stream, prefetch, spread, store, store_nontemporal, zeros
+from .outer_products import outer_products_in
+from .vectors import LANES, zeros
 
 
 @kernel
@@ -43,70 +40,31 @@ def lightning_attention(
     Bitwise the same for any split of the tokens. Raises nothing: rows were planned by the cache.
     Source: MiniMax 2025 (arXiv:2501.08313), section 2.2, as the plain recurrence.
     """
-    heads, head_dim = value.shape[1:]
-    large = may_stream(rows, source_row.size)
-    streamed = False
-    base = segment_start[0]
-    for segment in range(source_row.size):
-        first = segment_start[segment] - base
-        last = segment_start[segment + 1] - base
-        streams = large and last - first == 1 and source_row[segment] != plane_row[segment, 0]
-        streamed |= streams
-        for head in range(heads):
-            source, state = rows[source_row[segment], head], rows[plane_row[segment, 0], head]
-            lost = loss[head]
-            for token in range(first, last):
-                k_token, q_token, v_token, result = key[token, head], query[token, head], value[token, head], y[token, head]
-                p = 0
-                while p + 64 <= head_dim:
-                    _advance(zeros(64), p, source, state, lost, k_token, q_token, v_token, streams, result)
-                    p += 64
-                while p + 16 <= head_dim:
-                    _advance(zeros(16), p, source, state, lost, k_token, q_token, v_token, streams, result)
-                    p += 16
-                while p < head_dim:
-                    _advance(np.float32(0), p, source, state, lost, k_token, q_token, v_token, streams, result)
-                    p += 1
-                source = state
-                plane = last - 1 - token
-                if 0 < plane < plane_row.shape[1]:
-                    copy_rows_of(state, rows[plane_row[segment, plane], head])
-    if streamed:
-        fence()
+    factor = loss.reshape((1, loss.size))
+    outer_products_in(
+        zeros(LANES), 0, value.shape[1], value, np.ones_like(factor), factor, True, key, query, rows, segment_start, source_row, plane_row, y
+    )  # fmt: skip
 
 
 @kernel
-def _advance(
-    like: Any,
-    p: int,
-    source: np.ndarray,
-    state: np.ndarray,
-    loss: np.float32,
-    key: np.ndarray,
+def lightning_attention_heads(
+    first_head: int,
+    end_head: int,
     query: np.ndarray,
+    key: np.ndarray,
     value: np.ndarray,
-    streams: bool,
-    result: np.ndarray,
+    loss: np.ndarray,
+    rows: np.ndarray,
+    segment_start: np.ndarray,
+    source_row: np.ndarray,
+    plane_row: np.ndarray,
+    y: np.ndarray,
 ) -> None:
-    """One token for as many head channels as `like` has, from channel p on.
-
-    source, state  float32 [d_state, head_dim]; state written, past the caches when `streams`. They may be the same
-    key, query     float32 [d_state]
-    value, result  float32 [head_dim]; result written
-    """
-    ahead = PREFETCH_AHEAD_BYTES // (FLOAT_BYTES * source.shape[1])
-    loss_each, added = spread(loss, like), load(value, (p,), like)
-    total = spread(np.float32(0), like)
-    for n in range(key.size):
-        held = load(source, (n, p), like)
-        changed = held + held * loss_each + spread(key[n], like) * added
-        total = total + changed * spread(query[n], like)
-        if streams:
-            prefetch(source, (n + ahead, p), like)
-            store_nontemporal(state, (n, p), changed)
-        else:
-            store(state, (n, p), changed)
-    store(result, (p,), total)
+    """`lightning_attention` for the heads from `first_head` up to `end_head`: what one thread of several does, see threads.py."""
+    factor = loss.reshape((1, loss.size))
+    outer_products_in(
+        zeros(LANES), first_head, end_head, value, np.ones_like(factor), factor, True, key, query, rows, segment_start, source_row, plane_row, y
+    )  # fmt: skip
 
 
 def lightning_attention_reference(

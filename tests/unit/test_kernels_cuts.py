@@ -9,7 +9,9 @@ from statedrift.impl.kernels.arithmetic import exponential
 from statedrift.impl.kernels.delta_rule import delta_rule_in
 from statedrift.impl.kernels.gated_delta_net import gated_delta_net, gated_delta_net_heads
 from statedrift.impl.kernels.kimi_delta_attention import kimi_delta_attention, kimi_delta_attention_heads
-from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_heads, mamba2_scan_in
+from statedrift.impl.kernels.lightning_attention import lightning_attention, lightning_attention_heads
+from statedrift.impl.kernels.mamba2_scan import mamba2_scan, mamba2_scan_heads
+from statedrift.impl.kernels.outer_products import outer_products_in
 from statedrift.impl.kernels.threads import scan_on_threads
 from statedrift.impl.kernels.vectors import CHUNK_TOKENS, LANES, SPAN_TOKENS, zeros
 from statedrift.impl.memory import aligned
@@ -50,9 +52,25 @@ def kimi_arguments(head_dim, d_state):
     return np.tile(query, (1, 2, 1)), np.tile(key, (1, 2, 1)), value, decay, beta
 
 
+def lightning_arguments(head_dim, d_state):
+    query, key, value = random32(1, TOKENS, HEADS, d_state), random32(2, TOKENS, HEADS, d_state), random32(3, TOKENS, HEADS, head_dim)
+    return query, key, value, -np.random.default_rng(4).random(HEADS, np.float32)
+
+
 @njit
-def mamba2_other_lanes(*arguments):
-    mamba2_scan_in(zeros(OTHER_LANES), 0, HEADS, *arguments)
+def mamba2_other_lanes(x, dt, a, *others):
+    decay = np.empty_like(dt)
+    for token in range(TOKENS):
+        for head in range(HEADS):
+            decay[token, head] = exponential(dt[token, head] * a[head])
+    outer_products_in(zeros(OTHER_LANES), 0, HEADS, x, dt, decay, None, *others)
+
+
+@njit
+def lightning_other_lanes(query, key, value, loss, *others):
+    outer_products_in(
+        zeros(OTHER_LANES), 0, HEADS, value, np.ones((1, HEADS), np.float32), loss.reshape((1, HEADS)), True, key, query, *others
+    )
 
 
 @njit
@@ -71,6 +89,7 @@ def kimi_other_lanes(*arguments):
 
 SCANS = {
     "mamba2_scan": (mamba2_scan, mamba2_scan_heads, mamba2_other_lanes, mamba2_arguments),
+    "lightning_attention": (lightning_attention, lightning_attention_heads, lightning_other_lanes, lightning_arguments),
     "gated_delta_net": (gated_delta_net, gated_delta_net_heads, delta_other_lanes, delta_arguments),
     "kimi_delta_attention": (kimi_delta_attention, kimi_delta_attention_heads, kimi_other_lanes, kimi_arguments),
 }

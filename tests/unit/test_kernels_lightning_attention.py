@@ -4,11 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import vectorize
 from statedrift.impl.kernels.lightning_attention import lightning_attention, lightning_attention_reference
+from statedrift.impl.kernels.vectors import fused
 from statedrift.impl.memory import aligned
 
 HEADS, HEAD_DIM, D_STATE = 4, 6, 7
 LOSS = np.array([-0.5, -0.3, -0.01, -1e-6], np.float32)
+
+
+@vectorize
+def fused32(left, right, added):
+    """left * right + added in float32, number by number."""
+    return fused(left, right, added)
 
 
 def random32(seed, *shape):
@@ -33,9 +41,9 @@ def as_written(query, key, value, loss, rows, segment_start, source_row, plane_r
             for head in range(value.shape[1]):
                 result = np.zeros(value.shape[2], np.float32)
                 for n in range(key.shape[2]):
-                    held = state[head, n] + state[head, n] * loss[head]
-                    state[head, n] = held + key[token, head, n] * value[token, head]
-                    result = result + state[head, n] * query[token, head, n]
+                    kept = fused32(state[head, n], loss[head], state[head, n])
+                    state[head, n] = fused32(value[token, head], key[token, head, n], kept)
+                    result = fused32(state[head, n], query[token, head, n], result)
                 y[token, head] = result
             if last - 1 - token < plane_row.shape[1]:
                 rows[plane_row[segment, last - 1 - token]] = state
