@@ -155,21 +155,18 @@ def _take_many(
         for first in range(0, tokens, CHUNK_TOKENS):
             stop = min(first + CHUNK_TOKENS, tokens)
             for token in range(first, stop):
-                for n in range(0, d_state, 16):
-                    prefetch(query, (token + 4, key_head, n), zeros(16))
-                    prefetch(key, (token + 4, key_head, n), zeros(16))
-                for n in range(0, decay.shape[2], 16):
-                    prefetch(decay, (token + 4, head, n), zeros(16))
                 _lay_out(query[token, key_head], key[token, key_head], decay[token, head], operands[token - first])
                 met[token - first] = sum_of_products(query[token, key_head], key[token, key_head])
             newest_past_caches = streams and stop - first == tokens and read != planes[0]
+            follows, its_head = (stop, head) if stop < tokens else (0, head + 1)
+            following = (query[follows:, its_head % key.shape[1]], key[follows:, its_head % key.shape[1]], decay[follows:, its_head])
             for p in range(0, in_wide, lanes):
                 _take_chunk(
-                    wide, p, head, first, stop, value, beta, operands, met, rows, read, planes, streams, newest_past_caches, block, y
+                    wide, p, head, first, stop, value, beta, operands, met, following, rows, read, planes, streams, newest_past_caches, block, y
                 )  # fmt: skip
             for p in range(in_wide, in_vectors, 16):
                 _take_chunk(
-                    zeros(16), p, head, first, stop, value, beta, operands, met, rows, read, planes, streams, newest_past_caches, block, y
+                    zeros(16), p, head, first, stop, value, beta, operands, met, following, rows, read, planes, streams, newest_past_caches, block, y
                 )  # fmt: skip
             if in_vectors < head_dim:
                 for token in range(first, stop):
@@ -216,6 +213,7 @@ def _take_chunk(
     beta: np.ndarray,
     operands: np.ndarray,
     met: np.ndarray,
+    following: Any,
     rows: np.ndarray,
     source: int,
     planes: np.ndarray,
@@ -227,6 +225,7 @@ def _take_chunk(
     """The tokens from `first` up to `stop` of a segment, in as many channels of a head as `like` has, from channel p on.
 
     operands, met  of these tokens: float32 [tokens, 4, d_state] and [tokens]
+    following      query, key and decay of the tokens that follow, asked for meanwhile: they lie too far apart for the processor to guess
     rows           read in row `source`, written in rows `planes`
     block          float32 [d_state, lanes], room for these channels of the state
     """
@@ -242,6 +241,11 @@ def _take_chunk(
         t = token - first
         prefetch(value, (token + 4, head, p), like)
         prefetch(y, (token + 4, head, p), like)
+        for n in range(0, d_state, 64):
+            prefetch(following[0], (t, n), zeros(64))
+            prefetch(following[1], (t, n), zeros(64))
+        for n in range(0, following[2].shape[1], 64):
+            prefetch(following[2], (t, n), zeros(64))
         added = spread(beta[token, head], like) * (load(value, (token, head, p), like) - held)
         store(y, (token, head, p), fused(added, spread(met[t], like), seen))
         held, seen = spread(np.float32(0), like), spread(np.float32(0), like)

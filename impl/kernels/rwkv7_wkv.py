@@ -5,7 +5,7 @@ Rules
   vectors over key channels in a written order, which vectorise without a reordered sum.
 - The state lives in the row of plane 0 while the tokens run. A token reads the row before it twice, for what it holds along the key and
   to change it, and writes once; only the first reads from the source row.
-- How value channels are cut: as in `mamba2_scan`.
+- How value channels are cut, and what is asked for early: as in `rwkv6_wkv`.
 - Plane p receives the state p tokens before the last, for p < tokens of the segment; other planes are not written.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from . import kernel
 from .rows import copy_rows_of
-from .vectors import load, spread, store, zeros
+from .vectors import fused, load, prefetch, spread, store, zeros
 
 
 @kernel
@@ -57,6 +57,9 @@ def rwkv7_wkv(
                     receptance[token, head], key[token, head], value[token, head], decay[token, head], removal[token, head], rate[token, head],
                 )  # fmt: skip
                 result = y[token, head]
+                for n in range(0, channels, 16):
+                    for one in (receptance, key, value, decay, removal, rate, y):
+                        prefetch(one, (token + 2, head, n), zeros(16))
                 p = 0
                 while p + 64 <= channels:
                     _advance(zeros(64), p, source, state, operands, result)
@@ -84,13 +87,13 @@ def _advance(like: Any, p: int, source: np.ndarray, state: np.ndarray, operands:
     receptance, key, value, decay, removal, rate = operands
     held = spread(np.float32(0), like)
     for n in range(key.size):
-        held = held + load(source, (n, p), like) * spread(removal[n], like)
+        held = fused(load(source, (n, p), like), spread(removal[n], like), held)
     value_each = load(value, (p,), like)
     total = spread(np.float32(0), like)
     for n in range(key.size):
-        forgotten = spread(rate[n] * removal[n], like) * held
-        changed = load(source, (n, p), like) * spread(decay[n], like) - forgotten + spread(key[n], like) * value_each
-        total = total + changed * spread(receptance[n], like)
+        kept = fused(spread(-(rate[n] * removal[n]), like), held, load(source, (n, p), like) * spread(decay[n], like))
+        changed = fused(spread(key[n], like), value_each, kept)
+        total = fused(changed, spread(receptance[n], like), total)
         store(state, (n, p), changed)
     store(result, (p,), total)
 
