@@ -3,8 +3,8 @@
 Rules
 - A row is [heads, key channels, value channels]: what the state holds along a key, and what a receptance reads, are then sums of whole
   vectors over key channels in a written order, which vectorise without a reordered sum.
-- The state lives in the row of plane 0 while the tokens run. A token reads the row before it twice, for what it holds along the key and
-  to change it, and writes once; only the first reads from the source row.
+- The state lives in the row of plane 0 while the tokens run; only the first token reads the source row. One pass changes the state for a token
+  and reads what the next one removes, and every snapshot is a copy.
 - How value channels are cut, and what is asked for early: as in `rwkv6_wkv`.
 - Plane p receives the state p tokens before the last, for p < tokens of the segment; other planes are not written.
 """
@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import kernel
-from .rows import copy_rows_of
+from . import inner_kernel, kernel
 from .vectors import fused, load, prefetch, spread, store, zeros
 
 
@@ -46,56 +45,58 @@ def rwkv7_wkv(
     Source: Peng et al. 2025 (arXiv:2503.14456), the generalised delta rule.
     """
     heads, channels = value.shape[1], value.shape[2]
+    in_wide, in_vectors = channels // 64 * 64, channels // 16 * 16
     base = segment_start[0]
     for segment in range(source_row.size):
         start = segment_start[segment] - base
         end = segment_start[segment + 1] - base
+        if start == end:
+            continue
         for head in range(heads):
-            source, state = rows[source_row[segment], head], rows[plane_row[segment, 0], head]
-            for token in range(start, end):
-                operands = (
-                    receptance[token, head], key[token, head], value[token, head], decay[token, head], removal[token, head], rate[token, head],
-                )  # fmt: skip
-                result = y[token, head]
-                for n in range(0, channels, 16):
-                    for one in (receptance, key, value, decay, removal, rate, y):
-                        prefetch(one, (token + 2, head, n), zeros(16))
-                p = 0
-                while p + 64 <= channels:
-                    _advance(zeros(64), p, source, state, operands, result)
-                    p += 64
-                while p + 16 <= channels:
-                    _advance(zeros(16), p, source, state, operands, result)
-                    p += 16
-                while p < channels:
-                    _advance(np.float32(0), p, source, state, operands, result)
-                    p += 1
-                source = state
-                plane = end - 1 - token
-                if 0 < plane < plane_row.shape[1]:
-                    copy_rows_of(state, rows[plane_row[segment, plane], head])
+            operands = (receptance[start:end, head], key[start:end, head], value[start:end, head], decay[start:end, head],
+                        removal[start:end, head], rate[start:end, head])  # fmt: skip
+            source, planes, result = rows[source_row[segment], head], plane_row[segment], y[start:end, head]
+            for p in range(0, in_wide, 64):
+                _take(zeros(64), p, source, rows[:, head], planes, operands, result)
+            for p in range(in_wide, in_vectors, 16):
+                _take(zeros(16), p, source, rows[:, head], planes, operands, result)
+            for p in range(in_vectors, channels):
+                _take(np.float32(0), p, source, rows[:, head], planes, operands, result)
 
 
-@kernel
-def _advance(like: Any, p: int, source: np.ndarray, state: np.ndarray, operands: Any, result: np.ndarray) -> None:
-    """One token for as many value channels as `like` has, from channel p on.
+@inner_kernel
+def _take(like: Any, p: int, source: np.ndarray, state: np.ndarray, planes: np.ndarray, operands: Any, result: np.ndarray) -> None:
+    """A segment's tokens in as many value channels of one head as `like` has, from channel p on.
 
-    source, state  float32 [key channels, value channels]; state written. They may be the same
-    operands       receptance, key, value, decay, removal and rate of the head, float32 [its channels] each
-    result         float32 [value channels], written
+    source    float32 [key channels, value channels], read by the first token
+    state     float32 [n_rows, key channels, value channels]; the rows `planes` are written
+    operands  receptance, key, value, decay, removal and rate of the head, float32 [tokens, its channels] each
+    result    float32 [tokens, value channels], written
     """
     receptance, key, value, decay, removal, rate = operands
+    tokens, newest = key.shape[0], state[planes[0]]
     held = spread(np.float32(0), like)
-    for n in range(key.size):
-        held = fused(load(source, (n, p), like), spread(removal[n], like), held)
-    value_each = load(value, (p,), like)
-    total = spread(np.float32(0), like)
-    for n in range(key.size):
-        kept = fused(spread(-(rate[n] * removal[n]), like), held, load(source, (n, p), like) * spread(decay[n], like))
-        changed = fused(spread(key[n], like), value_each, kept)
-        total = fused(changed, spread(receptance[n], like), total)
-        store(state, (n, p), changed)
-    store(result, (p,), total)
+    for n in range(key.shape[1]):
+        held = fused(load(source, (n, p), like), spread(removal[0, n], like), held)
+    for token in range(tokens):
+        for n in range(0, key.shape[1], 16):
+            for one in (receptance, key, value, decay, removal, rate, result):
+                prefetch(one, (token + 2, n), zeros(16))
+        following = min(token + 1, tokens - 1)  # the last token's, which nobody uses, are its own
+        value_each, total, held_then = load(value, (token, p), like), spread(np.float32(0), like), spread(np.float32(0), like)
+        for n in range(key.shape[1]):
+            number = load(source, (n, p), like) if token == 0 else load(newest, (n, p), like)
+            kept = fused(spread(-(rate[token, n] * removal[token, n]), like), held, number * spread(decay[token, n], like))
+            changed = fused(spread(key[token, n], like), value_each, kept)
+            total = fused(changed, spread(receptance[token, n], like), total)
+            held_then = fused(changed, spread(removal[following, n], like), held_then)
+            store(newest, (n, p), changed)
+        store(result, (token, p), total)
+        held = held_then
+        plane = tokens - 1 - token
+        if 0 < plane < planes.size:
+            for n in range(key.shape[1]):
+                store(state, (planes[plane], n, p), load(newest, (n, p), like))
 
 
 def rwkv7_wkv_reference(
