@@ -23,6 +23,7 @@ from .vectors import (
     CHUNK_TOKENS,
     FEW_NUMBERS,
     FLOAT_BYTES,
+    LANES,
     PREFETCH_AHEAD_BYTES,
     apart,
     fence,
@@ -63,6 +64,7 @@ def delta_rule_in(
     decay  float32 [tokens, value heads, d_state or 1], factors
     The other arguments are those of `gated_delta_net`.
     """
+    apart()
     streams = may_stream(rows, source_row.size)
     base = segment_start[0]
     for segment in range(source_row.size):
@@ -81,7 +83,7 @@ def delta_rule_in(
             for token in range(first, end):
                 q, k = query[token, key_head], key[token, key_head]
                 one = (q, k, decay[token, head], sum_of_products(q, k), value[token, head], beta[token, head])
-                _take_one(wide, 0, one, rows[read, head], rows[planes[0], head], past_caches, y[token, head])
+                _take_one(zeros(LANES), 0, one, rows[read, head], rows[planes[0], head], past_caches, y[token, head])
                 read = planes[0]
                 plane = end - 1 - token
                 if 0 < plane < planes.size:
@@ -111,6 +113,7 @@ def _take_one(wide: Any, start: int, one: Any, source: np.ndarray, state: np.nda
 @inner_kernel
 def _take_one_in(like: Any, p: int, one: Any, source: np.ndarray, state: np.ndarray, past_caches: bool, y: np.ndarray) -> None:
     """`_take_one` in as many channels as `like` has, from channel p on."""
+    apart()
     query, key, decay, met, value, beta = one
     ahead, each = PREFETCH_AHEAD_BYTES // (FLOAT_BYTES * source.shape[1]), min(decay.size - 1, 1)
     held, seen = spread(np.float32(0), like), spread(np.float32(0), like)
@@ -144,6 +147,7 @@ def _take_many(
     y: np.ndarray,
 ) -> None:
     """The tokens of one segment, all arrays but rows and planes being its own: head after head, and of each, chunk after chunk."""
+    apart()
     d_state, head_dim, lanes, tokens = rows.shape[2], rows.shape[3], lanes_of(wide), value.shape[0]
     in_wide, in_vectors = head_dim // lanes * lanes, head_dim // 16 * 16
     chunk_tokens = min(CHUNK_TOKENS, tokens)
@@ -172,7 +176,7 @@ def _take_many(
                 for token in range(first, stop):
                     q, k = query[token, key_head], key[token, key_head]
                     one = (q, k, decay[token, head], met[token - first], value[token, head], beta[token, head])
-                    _take_one(wide, in_vectors, one, rows[read, head], rows[planes[0], head], newest_past_caches, y[token, head])
+                    _take_one(zeros(LANES), in_vectors, one, rows[read, head], rows[planes[0], head], newest_past_caches, y[token, head])
                     read = planes[0]
                     plane = tokens - 1 - token
                     if 0 < plane < planes.size:

@@ -65,6 +65,7 @@ def outer_products_in(
     b, c           float32 [tokens, groups, d_state]; a group serves heads / groups neighbouring heads
     The other arguments are those of `mamba2_scan`.
     """
+    apart()
     streams = may_stream(rows, source_row.size)
     heads_per_group = x.shape[1] // b.shape[1]
     each = 1 if factor.shape[0] > 1 else 0
@@ -114,6 +115,7 @@ def _take_one(wide: Any, token: Any, source: np.ndarray, state: np.ndarray, past
 @inner_kernel
 def _take_one_in(like: Any, p: int, token: Any, source: np.ndarray, state: np.ndarray, past_caches: bool, y: np.ndarray) -> None:
     """`_take_one` in as many head channels as `like` has, from channel p on."""
+    apart()
     x, scale, factor, loses, b, c = token
     ahead = PREFETCH_AHEAD_BYTES // (FLOAT_BYTES * source.shape[1])
     factor_each, x_each = spread(factor, like), spread(scale, like) * load(x, (p,), like)
@@ -197,6 +199,7 @@ def _pack(b: np.ndarray, c: np.ndarray, pairs: np.ndarray) -> None:
     b, c   float32 [tokens, d_state]
     pairs  float32 [d_state / 4, rounded up; tokens or more; 8], written where there is an entry
     """
+    apart()
     for token in range(b.shape[0]):
         for n in range(0, b.shape[1], 16):
             prefetch(b, (token + 4, n), zeros(16))
@@ -306,6 +309,7 @@ def _take_channel(
     y: np.ndarray,
 ) -> None:
     """The chunk of tokens `part` of a segment in one channel that fills no vector, token by token; b and c are the head's."""
+    apart()
     never = planes.size == 0
     for token in range(part.start, part.stop):
         t = token - part.start
