@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from numba import njit
 
@@ -33,8 +33,8 @@ def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
 
 def inner_kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """As `kernel`, for what only kernels call: Python cannot, and so compiling takes less time."""
-    compiled = njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-    return cast("Callable[Arguments, Result]", compiled)
+    options: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # real options that njit's annotations leave out
+    return cast("Callable[Arguments, Result]", njit(cache=True, nogil=True, error_model="numpy", **options)(function))
 
 
 _STAMP = "statedrift-sources.blake2b"

@@ -38,7 +38,7 @@ STREAMED_CALL_BYTES_MIN = 1 << 23
 
 def _lanes() -> int:
     """How many numbers side by side leave room for four such vectors, three more, and what is spread, in the processor's registers."""
-    features = config.CPU_FEATURES
+    features = config.CPU_FEATURES  # type: ignore[attr-defined]  # made when it is imported
     if features is None:
         features = ",".join(f"+{name}" for name, is_there in binding.get_host_cpu_features().items() if is_there)
     return 64 if "+avx512f" in features else 16
