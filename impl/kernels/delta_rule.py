@@ -9,7 +9,7 @@ Rules
 - While tokens of a chunk follow each other, some channels of a state wait in memory of their own, small enough for the first cache, and one
   pass changes them for a token and reads them for the next. So neither how head channels or tokens are cut, nor which heads another thread
   does, changes a bit.
-- Where the state lives between chunks, when a snapshot is written, and what is written past the caches: as in `mamba2_scan`.
+- Where the state lives between chunks, when a snapshot is written, and what is written past the caches: as in outer_products.py.
 """
 
 from typing import Any
