@@ -18,13 +18,15 @@ import msgspec
 import numpy as np
 from llvmlite import binding  # type: ignore[import-untyped]
 
+from ...impl.kernels.mamba2_scan import mamba2_scan_heads
+from ...impl.kernels.threads import scan_on_threads
 from ...impl.memory import FLOAT_BYTES
 from ...oracle.recompute import use_one_thread
 from ..failures import complain
 from . import exactness
 from .cases import BOTH, CASES, CONVOLUTION, CONVOLUTION_NAME, TAPS, Arrays, Case, ConvolutionCase, Size
 from .first_call import first_call
-from .limits import Limits, Probe, cache_bytes, run_together
+from .limits import Limits, Probe, cache_bytes
 from .llamacpp_operators import convolution_operator, library, operator
 from .peers import COMPILED, EAGER, LLAMACPP, NUMPY, Work, convolution_work, forget_compiled, measured, numpy_work, torch_work
 from .results import Results, Row, What
@@ -151,21 +153,20 @@ class _Run:
         ours = y.copy()
         figures = [Figure("prefill", str(size), 1, _elements(size, tokens), run, (self.arithmetic(case, size, tokens),))]
         if case.name == THREADED:
-            figures += self.halves(case, size)
+            figures += self.on_two_threads(case, size)
         first, *others = self.measure(case.name, figures)
         self.rows += [self.with_peers(first, case, arguments, states, ours), *others]
 
-    def halves(self, case: Case, size: Size) -> list[Figure]:
-        """The same on two threads: each has half of the heads, in arrays of its own."""
+    def on_two_threads(self, case: Case, size: Size) -> list[Figure]:
+        """The same on two threads: each takes half of the heads."""
         if _processors() < 2:
             self.gaps.append("Two threads: there is one core.")
             return []
-        tokens, half = self.effort.tokens, Size(size.heads // 2, size.head_dim, size.d_state)
-        jobs = []
-        for _ in range(2):
-            arguments, rows, y = _inputs(case, half, tokens, 1)
-            jobs.append(_call(case, arguments, rows, [0, tokens], [0], [[0]], y))
-        run = functools.partial(run_together, self.limits.pool, jobs)
+        tokens = self.effort.tokens
+        arguments, rows, y = _inputs(case, size, tokens, 1)
+        one = np.array([0])
+        scan = (*arguments, rows, np.array([0, tokens]), one, one[:, None], y)
+        run = functools.partial(scan_on_threads, self.limits.pool, 2, mamba2_scan_heads, size.heads, *scan)
         return [Figure("prefill", str(size), 2, _elements(size, tokens), run, (self.arithmetic(case, size, tokens, threads=2),))]
 
     def decode(self, case: Case, size: Size) -> None:
