@@ -6,8 +6,10 @@ Rules
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 TESTS = Path(__file__).parent.parent
@@ -17,7 +19,9 @@ sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 from statedrift.fuzz import known as known_module  # noqa: E402
 from statedrift.fuzz import trial as trial_module  # noqa: E402
 from statedrift.fuzz.campaign import Settings, run_campaign  # noqa: E402
+from statedrift.fuzz.execution import Run  # noqa: E402
 from statedrift.fuzz.generation import generate  # noqa: E402
+from statedrift.fuzz.judgement import Judged  # noqa: E402
 from statedrift.spec.models import Model  # noqa: E402
 from statedrift.spec.operations import operation_name  # noqa: E402
 from statedrift.spec.programs import Program  # noqa: E402
@@ -32,7 +36,11 @@ CANARY = "statedrift.fuzz.canary:FREQUENT"
 @pytest.fixture
 def answers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are not judged: the faults show in answers, and the target computes nothing."""
-    monkeypatch.setattr(trial_module, "judge", lambda model, runs, *rest: [run.verdict or Verdict("ok") for run in runs])
+
+    def as_answered(model: Model, runs: Sequence[Run], *rest: object) -> list[Judged]:
+        return [Judged(run.verdict or Verdict("ok"), np.zeros(0)) for run in runs]
+
+    monkeypatch.setattr(trial_module, "judge_closely", as_answered)
     monkeypatch.setattr(trial_module.Bench, "noise", lambda bench, model: Noise(0.0, 1.0, 0))
     monkeypatch.setattr(trial_module.Bench, "tolerance", lambda bench, model: 1.0)
 

@@ -19,7 +19,7 @@ CONTRADICTIONS = [
     ),
     (["--oracle", "engine", "--inspect"], "--inspect compares state rows with our own recompute, which --oracle engine does without"),
     (["--oracle", "other"], "unknown oracle `other`; there are own, engine"),
-    (["--against", "elsewhere"], "there is no target `elsewhere`; there are llamacpp, numba"),
+    (["--against", "elsewhere"], "there is no target `elsewhere`; there are cuda, cuda-ring, llamacpp, numba"),
 ]
 NOT_JUDGED = [
     (HALF, "numba", [], "with kv=f16 only the engine itself says what is right; judge it with `--oracle engine`"),

@@ -4,9 +4,10 @@ test_kernels.py hold for them too."""
 import numpy as np
 import pytest
 import torch
-from statedrift.impl.hyper_connections import MixerWeights, inject, mix_streams
+from statedrift.impl.hyper_connections import MixerWeights, mix_streams
 from statedrift.impl.kernels.attention import Sight
 from statedrift.impl.kernels.ngram import embed_ngrams
+from statedrift.impl.kernels.streams import inject
 from statedrift.impl.kernels.token_selection import selected_sight
 from statedrift.impl.memory import aligned
 from statedrift.oracle import qwen4exp as oracle
