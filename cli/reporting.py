@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..reports.gate import gate_text
 from ..reports.reach import reach_text
-from ..reports.report import Report, report_of
+from ..reports.report import report_of
 from ..reports.terminal import campaign_text
 from ..spec.errors import UnavailableError, UsageError
 from ..spec.programs import Program, program_id
@@ -52,14 +52,14 @@ def report_command(
         say(summary_text(campaign, folder, reach_text(campaign.account)) + ("" if gate is None else "\n" + gate_text(campaign, gate)))
         return failures.OK
     _write_tables(campaign, csv, parquet)
-    if junit is not None:
+    if junit is not None or markdown is not None:
         from ..reports.junit import junit_text
-
-        _write_text(junit, junit_text(_model(folder, campaign, gate)))
-    if markdown is not None:
         from ..reports.markdown import markdown_text
 
-        _write_text(markdown, markdown_text(_model(folder, campaign, gate)))
+        report = report_of(str(folder), campaign, gate, read_shards(folder), replay_of(folder))
+        for path, text_of in ((junit, junit_text), (markdown, markdown_text)):
+            if path is not None:
+                _write_text(path, text_of(report))
     if trend is not None:
         from ..reports.trend import trend_text
 
@@ -75,11 +75,6 @@ def report_command(
         write_frames(load(folder), frames)
         print(f"written to {frames}", file=sys.stderr)
     return failures.OK
-
-
-def _model(folder: Path, campaign: Campaign, gate: Gate | None) -> Report:
-    """What Markdown and JUnit are made from: the page's model without its pictures and scripts."""
-    return report_of(str(folder), campaign, gate, read_shards(folder), replay_of(folder))
 
 
 def _write_tables(campaign: Campaign, csv: Path | None, parquet: Path | None) -> None:

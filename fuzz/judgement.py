@@ -140,22 +140,6 @@ def _errors_together(rows: Sequence[np.ndarray], truths: Sequence[np.ndarray]) -
     return errors
 
 
-def judge(
-    model: Model,
-    runs: Sequence[Run],
-    tolerance: float,
-    state_tolerance: float | None = None,
-    truths: Truths | None = None,
-    tolerances: Tolerances | None = None,
-) -> list[Verdict]:
-    """The verdict of every run; all runs are of programs of `model`. `state_tolerance` is that of state rows, `tolerance` where it is None;
-    `tolerances` those of the runs' spans, `tolerance` where it is None.
-
-    Where an operation's rows and the state after it are wrong, the state decides: it says in which layer.
-    """
-    return [judged.verdict for judged in judge_closely(model, runs, tolerance, state_tolerance, truths, tolerances)]
-
-
 class Judged(NamedTuple):
     """A run's verdict, and how close each of its rows came to its tolerance: error / tolerance, float64 [rows]."""
 
@@ -163,7 +147,7 @@ class Judged(NamedTuple):
     closeness: np.ndarray
 
 
-def judge_closely(
+def judge(
     model: Model,
     runs: Sequence[Run],
     tolerance: float,
@@ -171,7 +155,11 @@ def judge_closely(
     truths: Truths | None = None,
     tolerances: Tolerances | None = None,
 ) -> list[Judged]:
-    """The same, with what every row came to."""
+    """The verdict of every run; all runs are of programs of `model`. `state_tolerance` is that of state rows, `tolerance` where it is None;
+    `tolerances` those of the runs' spans, `tolerance` where it is None.
+
+    Where an operation's rows and the state after it are wrong, the state decides: it says in which layer.
+    """
     of_spans = [[tolerance] * len(run.spans) for run in runs] if tolerances is None else tolerances
     errors = span_errors(model, runs, truths, of_spans)
     verdicts = [_judge_run(run, own, allowed, tolerance) for run, own, allowed in zip(runs, errors, of_spans, strict=True)]

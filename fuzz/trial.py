@@ -30,7 +30,7 @@ from ..targets.registry import load_target
 from .calibration import Logs, all_logs, measure_noise, measure_own_noise, measure_state_noise, remember_noise, remembered_noise
 from .engine_child import Failed
 from .execution import PLAIN, Manner, Run, Step, execute
-from .judgement import judge_closely, without_truth
+from .judgement import judge, without_truth
 from .sandbox import Death, Sandbox
 from .signatures import coarse_signature
 from .truth import ORACLES, PLAIN_SETTING, EngineTruth, Setting, form_of, settings_of
@@ -258,7 +258,7 @@ class Bench:
             true_rows = None if self.truth is None else [truths[number] for number in numbers]
             state_tolerance = self.noise(model).state_tolerance if self.manner.inspect else None
             of_spans = [tolerances[number] for number in numbers]
-            for number, judged in zip(numbers, judge_closely(model, runs, tolerance, state_tolerance, true_rows, of_spans), strict=True):
+            for number, judged in zip(numbers, judge(model, runs, tolerance, state_tolerance, true_rows, of_spans), strict=True):
                 verdicts[number], closeness[number] = judged
         self.spent.judging += perf_counter() - started
         if self.truth is not None:

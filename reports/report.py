@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from ..spec.operations import operation_name
 from ..spec.pictures import Film
@@ -176,7 +177,8 @@ def _facts(account: Account, gate: Gate | None) -> tuple[tuple[str, str], ...]:
 def matrix_of(campaign: Campaign, records: Sequence[ShardRecord]) -> tuple[MatrixRow, ...]:
     """What became of every operation of the contract in every family of a campaign."""
     account = campaign.account
-    answers = answers_of(tuple(records))
+    answers, families = answers_of(tuple(records)), np.array([record.family for record in records], object)
+    counts_of = {family: answers[families == family].sum(axis=0, dtype="int64") for family in account.families}
     not_offered = account.reach.not_offered if account.reach is not None else ()
     accepted = [ANSWERS.index(word) for word in ("accepted", "cancelled")]
     sent = [ANSWERS.index(word) for word in ANSWERS if word != "skipped"]
@@ -186,8 +188,7 @@ def matrix_of(campaign: Campaign, records: Sequence[ShardRecord]) -> tuple[Matri
     for number, operation in enumerate(OPERATIONS):
         passages: list[tuple[Passage, int]] = []
         for family in account.families:
-            own = [place for place, record in enumerate(records) if record.family == family]
-            counts = answers[own, number].sum(axis=0, dtype="int64") if own else answers[:0, number].sum(axis=0, dtype="int64")
+            counts = counts_of[family][number]
             total = int(counts[sent].sum())
             passage: Passage = "passed"
             if family in account.could_not_test:

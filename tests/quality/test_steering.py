@@ -40,7 +40,7 @@ def answers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_answered(model: Model, runs: Sequence[Run], *rest: object) -> list[Judged]:
         return [Judged(run.verdict or Verdict("ok"), np.zeros(0)) for run in runs]
 
-    monkeypatch.setattr(trial_module, "judge_closely", as_answered)
+    monkeypatch.setattr(trial_module, "judge", as_answered)
     monkeypatch.setattr(trial_module.Bench, "noise", lambda bench, model: Noise(0.0, 1.0, 0))
     monkeypatch.setattr(trial_module.Bench, "tolerance", lambda bench, model: 1.0)
 

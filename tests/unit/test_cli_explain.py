@@ -7,12 +7,13 @@ from statedrift.cli.application import run as run_command
 from statedrift.cli.explaining import ledger_text, opening_text, step_lines
 from statedrift.fuzz.execution import Run, execute
 from statedrift.fuzz.filming import film_of
-from statedrift.fuzz.judgement import judge
 from statedrift.fuzz.trial import Bench, Trial, answers_of
 from statedrift.spec.configuration import CacheConfiguration
 from statedrift.spec.programs import parse_program
 from statedrift.spec.verdicts import Outcome, Verdict, VerdictKind
 from statedrift.targets.numba import TARGET
+
+from tests.judging import verdicts_of
 
 TOLERANCE = 1e-3
 PROGRAM = parse_program(
@@ -22,7 +23,7 @@ PROGRAM = parse_program(
 
 
 def trial_of(run: Run) -> Trial:
-    verdict = judge(PROGRAM.model, [run], TOLERANCE)[0]
+    verdict = verdicts_of(PROGRAM.model, [run], TOLERANCE)[0]
     return Trial(PROGRAM, run, verdict, None, TOLERANCE)
 
 

@@ -19,7 +19,6 @@ from statedrift.fuzz.calibration import LOG_COUNT, measure_state_noise  # noqa: 
 from statedrift.fuzz.campaign import Settings, run_campaign  # noqa: E402
 from statedrift.fuzz.execution import Manner, Run, execute  # noqa: E402
 from statedrift.fuzz.inspection import NOTHING, Inspection, Inspector, Shown, shown  # noqa: E402
-from statedrift.fuzz.judgement import judge  # noqa: E402
 from statedrift.fuzz.pair import open_bench  # noqa: E402
 from statedrift.fuzz.reduction import reduce_trial  # noqa: E402
 from statedrift.fuzz.shards import shard_programs  # noqa: E402
@@ -40,6 +39,7 @@ from statedrift.store.campaigns import Noise  # noqa: E402
 from statedrift.targets.numba import TARGET as NUMBA  # noqa: E402
 
 from tests.fixtures.spoiling import LAYER, SpoilingTarget  # noqa: E402
+from tests.judging import verdicts_of  # noqa: E402
 from tests.scripted_target import ATTENTION_ONLY, ScriptedSession, ScriptedTarget  # noqa: E402
 
 INSPECT = Manner(inspect=True)
@@ -54,7 +54,7 @@ def _one_thread() -> None:
 
 def verdict_on(fault: str, text: str, manner: Manner = INSPECT) -> Verdict:
     program = parse_program(f"model lfm2 seed=0; {text}")
-    return judge(program.model, [execute(program, SpoilingTarget(fault), manner=manner)], TOLERANCE)[0]
+    return verdicts_of(program.model, [execute(program, SpoilingTarget(fault), manner=manner)], TOLERANCE)[0]
 
 
 # --- what is wrong -----------------------------------------------------------------------------------------------------------
@@ -124,18 +124,18 @@ def test_the_earlier_of_an_output_and_a_state_decides_and_at_one_operation_the_s
     run = execute(program, SpoilingTarget("share"), manner=INSPECT)
     data, width = run.rows[0]
     early = msgspec.structs.replace(run, rows={**run.rows, 0: (np.full(len(data) // 4, 7, np.float32).tobytes(), width)})
-    assert judge(MODEL, [early], TOLERANCE)[0].kind == "wrong-output"
+    assert verdicts_of(MODEL, [early], TOLERANCE)[0].kind == "wrong-output"
     late = msgspec.structs.replace(run, inspections=tuple(own for own in run.inspections if own.operation_index == 2))
-    assert (judge(MODEL, [late], TOLERANCE)[0].kind, judge(MODEL, [late], TOLERANCE)[0].operation_index) == ("wrong-state", 2)
+    assert (verdicts_of(MODEL, [late], TOLERANCE)[0].kind, verdicts_of(MODEL, [late], TOLERANCE)[0].operation_index) == ("wrong-state", 2)
     answered = msgspec.structs.replace(run, verdict=Verdict("bad-refusal", 0))
-    assert judge(MODEL, [answered], TOLERANCE)[0].kind == "bad-refusal"
+    assert verdicts_of(MODEL, [answered], TOLERANCE)[0].kind == "bad-refusal"
 
 
 def test_state_rows_have_a_tolerance_of_their_own() -> None:
     program = parse_program("model lfm2 seed=0; decode 0:9; share 0 1; drop 0")
     run = execute(program, SpoilingTarget("share"), manner=INSPECT)
-    assert judge(MODEL, [run], TOLERANCE, 100.0)[0].kind == "ok"
-    assert judge(MODEL, [run], 100.0, TOLERANCE)[0].tolerance == TOLERANCE
+    assert verdicts_of(MODEL, [run], TOLERANCE, 100.0)[0].kind == "ok"
+    assert verdicts_of(MODEL, [run], 100.0, TOLERANCE)[0].tolerance == TOLERANCE
 
 
 # --- what is looked at -------------------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_our_own_caches_show_the_true_state_after_every_operation(family: str) -
     for start in ("fresh", "poison"):
         started = [msgspec.structs.replace(own, cache=msgspec.structs.replace(own.cache, start=start)) for own in programs]
         runs = [execute(program, NUMBA, manner=INSPECT) for program in started]
-        verdicts = judge(programs[0].model, runs, 2e-4)
+        verdicts = verdicts_of(programs[0].model, runs, 2e-4)
         assert {verdict.kind for verdict in verdicts} == {"ok"}, next(verdict for verdict in verdicts if verdict.kind != "ok")
         assert sum(len(run.inspections) for run in runs) >= 200
 
@@ -419,7 +419,7 @@ def test_titles_name_the_part(kind: str, title: str) -> None:
 def test_explain_shows_the_wrong_row_beside_the_true_one() -> None:
     program = parse_program("model lfm2 seed=0; decode 0:9; share 0 1; decode 1:1")
     run = execute(program, SpoilingTarget("share"), manner=INSPECT)
-    (verdict,) = judge(MODEL, [run], TOLERANCE)
+    (verdict,) = verdicts_of(MODEL, [run], TOLERANCE)
     text = "\n".join(step_lines(Trial(program, run, verdict, "s", TOLERANCE)))
     assert "new states shown" in " ".join(text.split())
     assert f"parted    wrong-state (sequence 0, position 8): conv state of layer {LAYER} off by" in text

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from statedrift.fuzz.execution import Run
-from statedrift.fuzz.judgement import judge, row_errors, span_errors, worst_error
+from statedrift.fuzz.judgement import row_errors, span_errors, worst_error
 from statedrift.oracle.recompute import Request, recompute_of
 from statedrift.spec.models import Model
 from statedrift.spec.verdicts import Verdict
 
+from tests.judging import verdicts_of
 from tests.scripted_target import walk
 
 MODEL = Model("mamba2", 0, (("n_layer", 1),))
@@ -83,7 +84,7 @@ def spoiled(run: Run, *changes: tuple[int, int, float]) -> Run:
 
 
 def verdict_of(run: Run, tolerance: float = TOLERANCE) -> Verdict:
-    (verdict,) = judge(MODEL, [run], tolerance)
+    (verdict,) = verdicts_of(MODEL, [run], tolerance)
     return verdict
 
 
@@ -203,7 +204,7 @@ def test_runs_are_judged_together_as_they_are_alone() -> None:
         spoiled(second, (2, 0, float("nan"))),
         spoiled(right_run(), (1, 1, 2.0)),
     ]
-    together, alone = judge(MODEL, runs, TOLERANCE), [verdict_of(run) for run in runs]
+    together, alone = verdicts_of(MODEL, runs, TOLERANCE), [verdict_of(run) for run in runs]
     for one, other in zip(together, alone, strict=True):  # the recompute rounds otherwise in another batch
         assert (one.error or 0.0) == pytest.approx(other.error or 0.0, rel=1e-6)
         assert msgspec.structs.replace(one, error=None) == msgspec.structs.replace(other, error=None)
@@ -229,7 +230,7 @@ def test_a_right_run_says_the_row_that_is_nearest_to_its_own_tolerance() -> None
     errors = span_errors(MODEL, [run])[0]
     assert errors[1].max() > errors[3].max() > 10 * max(errors[number].max() for number in (0, 2, 4))
     for tolerances, nearest in (([1.0] * 5, 1), ([1.0, 1.0, 1.0, 0.2, 1.0], 3)):
-        (verdict,) = judge(MODEL, [run], 1.0, tolerances=[tolerances])
+        (verdict,) = verdicts_of(MODEL, [run], 1.0, tolerances=[tolerances])
         assert (verdict.kind, verdict.error, verdict.tolerance) == ("ok", float(errors[nearest].max()), tolerances[nearest])
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from statedrift.fuzz.execution import execute
-from statedrift.fuzz.judgement import judge, margin_min, span_errors, unjudged_rows
+from statedrift.fuzz.judgement import margin_min, span_errors, unjudged_rows
 from statedrift.oracle.delta_rule import levels_of
 from statedrift.oracle.forest import leaf_logs, plan
 from statedrift.oracle.recompute import MARGIN_MIN, Recompute, Request
@@ -13,6 +13,8 @@ from statedrift.oracle.token_selection import selected_keys, smallest_so_far
 from statedrift.spec.models import Model
 from statedrift.spec.programs import parse_program
 from statedrift.targets.numba import TARGET
+
+from tests.judging import verdicts_of
 
 HALVES = Model("qwen4exp", 0, (("attention_period", 2), ("n_layer", 4)))
 
@@ -104,10 +106,10 @@ def test_a_row_that_hangs_on_a_close_selection_is_not_judged_unless_it_is_not_fi
     model = Model("qwen4exp", 0)
     run = execute(parse_program("model qwen4exp seed=0; cache outputs=all; decode 0:30"), TARGET)
     wrong, not_finite = spoiled(run, 9.0), spoiled(run, np.nan)
-    assert judge(model, [wrong], 1e-3)[0].kind == "wrong-output"
+    assert verdicts_of(model, [wrong], 1e-3)[0].kind == "wrong-output"
     assert unjudged_rows(model, [run]) == (0, 30)
     monkeypatch.setattr("statedrift.fuzz.judgement.MARGIN_MIN", 1e9)
-    assert [verdict.kind for verdict in judge(model, [wrong, not_finite], 1e-3)] == ["ok", "nonfinite"]
+    assert [verdict.kind for verdict in verdicts_of(model, [wrong, not_finite], 1e-3)] == ["ok", "nonfinite"]
     assert unjudged_rows(model, [run]) == (14, 30)
     assert MARGIN_MIN == 1e-4
 
